@@ -1,0 +1,4 @@
+"""Offline pipelines over the same core.
+
+May import: everything below.
+"""

@@ -1,0 +1,4 @@
+"""Mirrored caches of processed items.
+
+May import: inputs.
+"""

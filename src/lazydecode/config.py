@@ -1,0 +1,223 @@
+"""Settings: one frozen object, built once from flags, file and environment, and handed down.
+
+Fields are flat, so that each is one flag (`--max-image-pixels`) and one environment variable
+(`LAZYDECODE_MAX_IMAGE_PIXELS`); parts take the small objects of `limits`, which the properties
+below build. This is the only module that reads the environment.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from lazydecode.limits import (
+    MIB,
+    DecodeLimits,
+    DownloadCacheLimits,
+    FetchLimits,
+    FetchPolicy,
+    RequestLimits,
+)
+
+_FETCH = FetchLimits()
+_DECODE = DecodeLimits()
+_REQUEST = RequestLimits()
+_DISK = DownloadCacheLimits()
+
+
+class Settings(BaseSettings):
+    """Everything that can be set, with its default and what it means (shown by `--help`)."""
+
+    model_config = SettingsConfigDict(env_prefix="LAZYDECODE_", frozen=True, extra="forbid")
+
+    # -- what may be fetched
+    allowed_media_domains: tuple[str, ...] = Field(
+        (),
+        description="Exact host names that media URLs may name, at every hop; none given: all "
+        "public hosts.",
+    )
+    allowed_private_networks: tuple[str, ...] = Field(
+        (), description="CIDR block or host:port that is reachable although not public; repeatable."
+    )
+    allowed_local_media_path: Path | None = Field(
+        None, description="Folder below which file: URLs may point; none given: no file: URLs."
+    )
+    media_redirects: bool = Field(True, description="Follow redirects, each hop checked.")
+    max_media_redirects: int = Field(10, ge=0, description="Most redirects of one fetch.")
+    https_only: bool = Field(False, description="Refuse http: media URLs.")
+
+    # -- how much and how long
+    max_media_download_mb: float = Field(
+        _FETCH.max_bytes / MIB, gt=0, description="Encoded size of one item, any scheme, in MiB."
+    )
+    image_fetch_timeout: float = Field(_FETCH.image_timeout_s, gt=0, description="Seconds.")
+    video_fetch_timeout: float = Field(_FETCH.video_timeout_s, gt=0, description="Seconds.")
+    audio_fetch_timeout: float = Field(_FETCH.audio_timeout_s, gt=0, description="Seconds.")
+    media_idle_timeout: float = Field(
+        _FETCH.idle_timeout_s, gt=0, description="Longest pause between two chunks, seconds."
+    )
+    media_fetch_max_retries: int = Field(
+        _FETCH.max_retries, ge=1, description="Attempts in all for failures that can pass."
+    )
+    media_cache: Path | None = Field(
+        None, description="Folder of the download cache; none given: off."
+    )
+    media_cache_max_size_mb: float = Field(_DISK.max_bytes / MIB, gt=0, description="MiB.")
+    media_cache_ttl_hours: float = Field(_DISK.max_age_s / 3600, gt=0, description="Hours.")
+
+    # -- decoding
+    media_loading_thread_count: int = Field(8, ge=1, description="Threads of the media pool.")
+    video_loader_backend: str = Field("pyav", description="Default video decoder.")
+    trust_exif_image_id: bool = Field(
+        False,
+        description="Take an EXIF ImageID as an image's identity. The client controls it: only "
+        "for a server with one tenant.",
+    )
+    max_image_pixels: int = Field(
+        _DECODE.max_image_pixels, ge=0, description="Width times height; 0: no limit."
+    )
+    max_audio_clip_filesize_mb: float = Field(
+        _DECODE.max_audio_clip_bytes / MIB, gt=0, description="Encoded audio, MiB."
+    )
+    max_audio_decode_duration: float = Field(
+        _DECODE.max_audio_duration_s, gt=0, description="Seconds of audio per item."
+    )
+    max_audio_decode_mb: float = Field(
+        _DECODE.max_audio_decoded_bytes / MIB, gt=0, description="Decoded audio per item, MiB."
+    )
+    max_video_frames: int = Field(
+        _DECODE.max_video_frames, ge=1, description="Frames kept of one video."
+    )
+    max_video_decode_mb: float = Field(
+        _DECODE.max_video_decoded_bytes / MIB,
+        gt=0,
+        description="RGB frames kept of one video, MiB.",
+    )
+    media_io_kwargs: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="JSON: decode options per modality."
+    )
+
+    # -- requests
+    limit_mm_per_prompt: dict[str, int] = Field(
+        default_factory=dict, description='JSON: items per modality, for example {"image": 8}.'
+    )
+    max_request_body_mb: float = Field(_REQUEST.max_body_bytes / MIB, gt=0, description="MiB.")
+    max_encoded_mb_per_request: float = Field(
+        _REQUEST.max_encoded_bytes_per_request / MIB, gt=0, description="MiB of encoded media."
+    )
+    max_decoded_mb_per_request: float = Field(
+        _REQUEST.max_decoded_bytes_per_request / MIB, gt=0, description="MiB of decoded media."
+    )
+    max_encoded_mb: float = Field(
+        _REQUEST.max_encoded_bytes / MIB, gt=0, description="MiB of encoded media in all."
+    )
+    max_decoded_mb: float = Field(
+        _REQUEST.max_decoded_bytes / MIB, gt=0, description="MiB of decoded media in all."
+    )
+    max_waiting_requests: int = Field(
+        _REQUEST.max_waiting, ge=0, description="Requests that may wait; the next gets 503."
+    )
+    max_budget_wait: float = Field(
+        _REQUEST.max_wait_s, gt=0, description="Longest wait for memory, seconds; then 503."
+    )
+    request_kwargs: bool = Field(
+        True, description="Take media_io_kwargs and mm_processor_kwargs of a request."
+    )
+
+    # -- model, cache and engine
+    trust_remote_code: bool = Field(False, description="Run code that a model folder ships.")
+    mm_processor_cache_gb: float = Field(4.0, ge=0, description="Processor cache, GiB; 0: off.")
+    mm_hasher_algorithm: Literal["sha256", "sha512", "blake3"] = Field(
+        "sha256", description="Digest of identities in the processor cache."
+    )
+    mm_processor_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="JSON: options of the model's processor."
+    )
+    processing_threads: int = Field(2, ge=1, description="Threads that run the model's processor.")
+    raw_pixels: bool = Field(
+        True,
+        description="Hand over uint8 patches and leave rescale and normalize to the engine, for "
+        "families where that is proven exact.",
+    )
+    engine: Literal["transformers", "none"] = Field(
+        "transformers", description="none: render only, no weights."
+    )
+    device: str = Field("auto", description="cpu, cuda, cuda:N, or auto.")
+    dtype: str = Field("auto", description="Model dtype; auto: what the model states.")
+    max_model_len: int | None = Field(
+        None, description="Longest prompt plus answer in tokens; none given: the model's."
+    )
+    max_batch_size: int = Field(8, ge=1, description="Requests that the engine runs together.")
+
+    # -- server
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port; 0: any free one.")
+    served_model_name: tuple[str, ...] = Field(
+        (), description="Names under which the model answers; none given: the path."
+    )
+    api_key: str | None = Field(None, description="Key that requests must bear; none given: open.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Log level."
+    )
+
+    @property
+    def fetch_policy(self) -> FetchPolicy:
+        """Which URLs may be fetched."""
+        return FetchPolicy(
+            allowed_domains=self.allowed_media_domains,
+            allowed_private_networks=self.allowed_private_networks,
+            allowed_local_media_path=self.allowed_local_media_path,
+            allow_redirects=self.media_redirects,
+            max_redirects=self.max_media_redirects,
+            https_only=self.https_only,
+        )
+
+    @property
+    def fetch_limits(self) -> FetchLimits:
+        """How much and how long one fetch may take."""
+        return FetchLimits(
+            max_bytes=int(self.max_media_download_mb * MIB),
+            image_timeout_s=self.image_fetch_timeout,
+            video_timeout_s=self.video_fetch_timeout,
+            audio_timeout_s=self.audio_fetch_timeout,
+            idle_timeout_s=self.media_idle_timeout,
+            max_retries=self.media_fetch_max_retries,
+        )
+
+    @property
+    def download_cache_limits(self) -> DownloadCacheLimits:
+        """Folder, size and age of the download cache."""
+        return DownloadCacheLimits(
+            folder=self.media_cache,
+            max_bytes=int(self.media_cache_max_size_mb * MIB),
+            max_age_s=self.media_cache_ttl_hours * 3600,
+        )
+
+    @property
+    def decode_limits(self) -> DecodeLimits:
+        """What one decode may produce."""
+        return DecodeLimits(
+            max_image_pixels=self.max_image_pixels,
+            max_audio_clip_bytes=int(self.max_audio_clip_filesize_mb * MIB),
+            max_audio_duration_s=self.max_audio_decode_duration,
+            max_audio_decoded_bytes=int(self.max_audio_decode_mb * MIB),
+            max_video_frames=self.max_video_frames,
+            max_video_decoded_bytes=int(self.max_video_decode_mb * MIB),
+        )
+
+    @property
+    def request_limits(self) -> RequestLimits:
+        """What one request, and all requests together, may hold."""
+        return RequestLimits(
+            max_items=dict(self.limit_mm_per_prompt),
+            max_body_bytes=int(self.max_request_body_mb * MIB),
+            max_encoded_bytes_per_request=int(self.max_encoded_mb_per_request * MIB),
+            max_decoded_bytes_per_request=int(self.max_decoded_mb_per_request * MIB),
+            max_encoded_bytes=int(self.max_encoded_mb * MIB),
+            max_decoded_bytes=int(self.max_decoded_mb * MIB),
+            max_waiting=self.max_waiting_requests,
+            max_wait_s=self.max_budget_wait,
+        )

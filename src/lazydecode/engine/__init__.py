@@ -1,0 +1,4 @@
+"""The engine process
+
+May import:  receiver cache, batching, generation.:renderers and below.
+"""

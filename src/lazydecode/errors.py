@@ -1,0 +1,196 @@
+"""Every error that lazydecode raises for something a request can cause.
+
+    LazyDecodeError                      500
+    ├── InvalidRequestError              400  the request itself is wrong
+    │   ├── ValidationError              400  one named parameter is out of range
+    │   ├── BlockedURLError              400  the URL policy refuses this URL
+    │   ├── TooManyItemsError            400  more media items than the model or the server takes
+    │   ├── AuthenticationError          401
+    │   ├── NotFoundError                404  unknown model or route
+    │   └── RequestTooLargeError         413  the body is over the configured size
+    ├── UnprocessableMediaError          422  the media cannot be used
+    │   ├── CorruptMediaError            422  no decoder reads it
+    │   ├── MediaTooLargeError           422  encoded or decoded size over a limit
+    │   └── OriginRefusedError           422  the origin answered 4xx
+    ├── FetchError                       502  retryable: the origin could not be reached or failed
+    │   └── FetchTimeoutError            504  retryable
+    ├── OverloadedError                  503  retryable, with Retry-After: queue or budget full
+    └── EngineError                      500
+        ├── EngineDeadError              503  retryable: the engine process went away
+        └── CacheMissError               internal: the receiver lacks items; the sender repairs it
+
+Misuse by the calling programmer is a plain `ValueError` or `TypeError`. The classes below
+that stand for bad values are `ValueError`s as well, so library callers can catch either.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Self
+
+
+class LazyDecodeError(Exception):
+    """Base of all our errors: a message for the caller, and where it belongs."""
+
+    status: ClassVar[int] = 500
+    """HTTP status of the answer."""
+    error_type: ClassVar[str] = "InternalServerError"
+    """The `type` field of OpenAI's error object."""
+    retryable: ClassVar[bool] = False
+    """Whether the same request can succeed later, unchanged."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        modality: str | None = None,
+        index: int | None = None,
+        parameter: str | None = None,
+        value: Any = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.modality = modality
+        self.index = index
+        self.parameter = parameter
+        self.value = value
+        self.retry_after_s = retry_after_s
+
+    def at(self, modality: str, index: int) -> Self:
+        """Return a new error of this class that also names the item.
+
+        A new object each time: requests that share one decode have different indices.
+        """
+        return type(self)(
+            self.message,
+            modality=modality,
+            index=index,
+            parameter=self.parameter,
+            value=self.value,
+            retry_after_s=self.retry_after_s,
+        )
+
+    def __str__(self) -> str:
+        return self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = {
+            "modality": self.modality,
+            "index": self.index,
+            "parameter": self.parameter,
+            "value": self.value,
+            "retry_after_s": self.retry_after_s,
+        }
+        return _rebuild, (type(self), self.message, state)
+
+
+def _rebuild(cls: type[LazyDecodeError], message: str, state: dict[str, Any]) -> LazyDecodeError:
+    return cls(message, **state)
+
+
+class InvalidRequestError(LazyDecodeError, ValueError):
+    """The request is malformed or asks for something that is not allowed."""
+
+    status = 400
+    error_type = "BadRequestError"
+
+
+class ValidationError(InvalidRequestError):
+    """One named parameter is out of range; `parameter` and `value` say which and how."""
+
+
+class BlockedURLError(InvalidRequestError):
+    """The URL policy refuses this URL; nothing was connected to or opened."""
+
+
+class TooManyItemsError(InvalidRequestError):
+    """The request has more items of a modality than the model or the server takes."""
+
+
+class AuthenticationError(InvalidRequestError):
+    """The API key is missing or wrong."""
+
+    status = 401
+    error_type = "AuthenticationError"
+
+
+class NotFoundError(InvalidRequestError):
+    """The model or route does not exist."""
+
+    status = 404
+    error_type = "NotFoundError"
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """The request body is larger than the server accepts."""
+
+    status = 413
+    error_type = "RequestTooLargeError"
+
+
+class UnprocessableMediaError(LazyDecodeError, ValueError):
+    """The request is well formed, but one of its media items cannot be used."""
+
+    status = 422
+    error_type = "UnprocessableEntityError"
+
+
+class CorruptMediaError(UnprocessableMediaError):
+    """No decoder could read the item: truncated, damaged, or of an unsupported format."""
+
+
+class MediaTooLargeError(UnprocessableMediaError):
+    """The item is over a limit on encoded bytes, pixels, duration or decoded bytes."""
+
+
+class OriginRefusedError(UnprocessableMediaError):
+    """The origin answered that the client may not have this (a 4xx other than 408 and 429)."""
+
+
+class FetchError(LazyDecodeError):
+    """The origin could not be reached, or failed, after all retries."""
+
+    status = 502
+    error_type = "BadGatewayError"
+    retryable = True
+
+
+class FetchTimeoutError(FetchError):
+    """The origin did not deliver in time."""
+
+    status = 504
+    error_type = "GatewayTimeoutError"
+
+
+class OverloadedError(LazyDecodeError):
+    """A queue or a budget is full; `retry_after_s` says when to come back."""
+
+    status = 503
+    error_type = "ServiceUnavailableError"
+    retryable = True
+
+
+class EngineError(LazyDecodeError):
+    """The engine failed on a request that the front end had accepted."""
+
+
+class EngineDeadError(EngineError):
+    """The engine process went away; it is being restarted."""
+
+    status = 503
+    error_type = "ServiceUnavailableError"
+    retryable = True
+
+
+class CacheMissError(EngineError):
+    """The receiver cache does not hold items that were sent by name only.
+
+    Never reaches a client: the front end invalidates `hashes` and sends the items again.
+    """
+
+    def __init__(self, hashes: list[str], **where: Any) -> None:
+        super().__init__(f"{len(hashes)} items are not in the receiver cache", **where)
+        self.hashes = hashes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return CacheMissError, (self.hashes,)

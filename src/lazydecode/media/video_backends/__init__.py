@@ -1,0 +1,1 @@
+"""Video decoders, one small class each, chosen by name."""

@@ -1,0 +1,4 @@
+"""The HTTP face
+
+May import:  OpenAI routes, render, health, metrics.:everything below.
+"""
