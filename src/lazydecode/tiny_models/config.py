@@ -1,0 +1,133 @@
+"""Configurations of tiny models: the family's own class, with small networks.
+
+What decides token counts and tensor shapes at the border (patch size, merge size, image size,
+mel bins) keeps its published value; widths and depths become small.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lazydecode.tiny_models.records import Family
+
+WIDTH = 64
+DEPTH = 2
+HEADS = 4
+
+_CEILINGS: Mapping[str, int] = {
+    # widths
+    "hidden_size": WIDTH,
+    "embed_dim": WIDTH,
+    "d_model": WIDTH,
+    "n_embd": WIDTH,
+    "intermediate_size": 2 * WIDTH,
+    "encoder_ffn_dim": 2 * WIDTH,
+    "decoder_ffn_dim": 2 * WIDTH,
+    "moe_intermediate_size": WIDTH,
+    # depths
+    "num_hidden_layers": DEPTH,
+    "encoder_layers": DEPTH,
+    "decoder_layers": DEPTH,
+    "num_layers": DEPTH,
+    "n_layer": DEPTH,
+    "depth": DEPTH,
+    # heads
+    "num_attention_heads": HEADS,
+    "encoder_attention_heads": HEADS,
+    "decoder_attention_heads": HEADS,
+    "num_heads": HEADS,
+    "num_key_value_heads": 2,
+    # experts
+    "n_routed_experts": 4,
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
+"""Largest value of each setting that scales a network."""
+
+_DEPTH_SETTINGS = ("num_hidden_layers", "depth", "num_layers", "encoder_layers", "n_layer")
+
+
+def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config` with every width, depth, and head and expert count cut to its ceiling.
+
+    A list with one entry per layer keeps its last ones, so that a stack that mixes kinds of
+    layers still ends as the published one does.
+    """
+    depths = {config[name] for name in _DEPTH_SETTINGS if isinstance(config.get(name), int)}
+    small: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            small[name] = shrink(value)
+        elif isinstance(value, list) and len(value) > DEPTH and len(value) in depths:
+            small[name] = value[-DEPTH:]
+        elif isinstance(value, list):
+            small[name] = [shrink(v) if isinstance(v, Mapping) else v for v in value]
+        elif isinstance(value, int) and not isinstance(value, bool) and name in _CEILINGS:
+            small[name] = min(value, _CEILINGS[name])
+        else:
+            small[name] = value
+    return small
+
+
+def merge(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config` with `changes` laid over it; mappings merge, other values replace."""
+    merged = dict(config)
+    for name, value in changes.items():
+        old = merged.get(name)
+        if isinstance(value, Mapping) and isinstance(old, dict):
+            merged[name] = merge(old, value)
+        else:
+            merged[name] = dict(value) if isinstance(value, Mapping) else value
+    return merged
+
+
+def fill_token_ids(config: dict[str, Any], ids: Mapping[str, int | None], *, rows: int) -> None:
+    """Write token ids and vocabulary sizes into `config` in place, at every depth.
+
+    Args:
+        config: The configuration as a dictionary.
+        ids: Ids by the setting's stem: `bos`, `eos`, `pad`, `image`, `video`, `audio`, ….
+        rows: Rows of the token embedding.
+    """
+    for name, value in config.items():
+        if isinstance(value, dict):
+            fill_token_ids(value, ids, rows=rows)
+            continue
+        stem = name.removesuffix("_token_id").removesuffix("_token_index")
+        if name == "vocab_size":
+            config[name] = rows
+        elif stem != name and stem in ids:
+            config[name] = ids[stem]
+
+
+def tiny_config(family: Family, tokenizer: Any, processor: Any) -> dict[str, Any]:
+    """Return the family's configuration: small, with this tokenizer's ids.
+
+    Args:
+        family: Whose configuration class to take.
+        tokenizer: The family's tokenizer.
+        processor: The family's processor, which knows its media tokens; None without media.
+    """
+    from transformers import CONFIG_MAPPING
+
+    default = CONFIG_MAPPING[family.model_type]()
+    config = merge(shrink(json.loads(default.to_json_string(use_diff=False))), family.config)
+    ids: dict[str, int | None] = {
+        name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
+    }
+    for modality in ("image", "video", "audio"):
+        token_id = getattr(processor, f"{modality}_token_id", None)
+        if isinstance(token_id, int):
+            ids[modality] = token_id
+    for stem in ("vision_start", "vision_end"):
+        text = f"<|{stem}|>"
+        if text in tokenizer.get_vocab():
+            ids[stem] = tokenizer.convert_tokens_to_ids(text)
+    fill_token_ids(config, ids, rows=len(tokenizer))
+    config["model_type"] = family.model_type
+    config["dtype"] = family.dtype
+    return config

@@ -1,0 +1,28 @@
+"""The families, one module per group; each holds records and no code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lazydecode.tiny_models.families import audio, qwen, text
+from lazydecode.tiny_models.records import Family
+
+FAMILIES: Mapping[str, Family] = {
+    family.name: family for group in (qwen, audio) for family in group.FAMILIES
+}
+"""Families that take media, by name."""
+
+TEXT_FAMILIES: Mapping[str, Family] = {family.name: family for family in text.FAMILIES}
+"""Families that take text only, by name."""
+
+
+def get_family(name: str) -> Family:
+    """Return the record of a family.
+
+    Raises:
+        ValueError: No family has this name; the text lists those that exist.
+    """
+    known = {**FAMILIES, **TEXT_FAMILIES}
+    if name not in known:
+        raise ValueError(f"unknown family {name!r}; known are: {', '.join(sorted(known))}")
+    return known[name]

@@ -1,0 +1,143 @@
+"""Fixtures for all tests: tiny models shared by the workers, and checks of what a test leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import gc
+import inspect
+import os
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+GRACE_S = 5.0
+"""How long a test's threads, jobs and descriptors may take to go away after it."""
+SPARE_DESCRIPTORS = 8
+"""Descriptors that a test may add: an import or a lazily built process-wide object keeps a few."""
+PROCESS_WIDE_THREADS = ("lazydecode-media", "lazydecode-portal", "asyncio", "tokio", "pydevd")
+"""Name prefixes of threads whose owner lives as long as the process."""
+
+
+# -- tiny models
+
+
+@pytest.fixture(scope="session")
+def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of tiny models, one for all workers of this run."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
+    folder = shared / "tiny-models"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(models_dir: Path) -> Callable[..., Path]:
+    """Return `tiny_model(family, weights=True) -> Path`: built once per run, by whoever is first.
+
+    The folder is shared: a test that changes one works on a copy.
+    """
+
+    def get(family: str, *, weights: bool = True) -> Path:
+        from lazydecode.tiny_models import build
+
+        path = models_dir / (family if weights else f"{family}.no-weights")
+        with open(models_dir / f"{path.name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                build(family, path, weights=weights)
+        return path
+
+    return get
+
+
+# -- what a test leaves behind
+
+_submitted: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watch_submissions() -> Iterator[None]:
+    """Remember the future of every job that any thread pool of this process is given."""
+    original = ThreadPoolExecutor.submit
+
+    def submit(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Future[Any]:
+        future = original(self, *args, **kwargs)
+        _submitted.add(future)
+        return future
+
+    ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
+    yield
+    ThreadPoolExecutor.submit = original  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves threads, pool jobs or file descriptors; tasks if it is async."""
+    threads_before = set(threading.enumerate())
+    jobs_before = set(_submitted)
+    descriptors_before = _descriptors()
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("_no_tasks_left")
+    yield
+    _wait_for(lambda: not _left_threads(threads_before))
+    if left := _left_threads(threads_before):
+        pytest.fail(f"threads left running: {sorted(t.name for t in left)}")
+    _wait_for(lambda: all(f.done() for f in set(_submitted) - jobs_before))
+    if pending := [f for f in set(_submitted) - jobs_before if not f.done()]:
+        pytest.fail(f"pool jobs left undrained: {pending}")
+    _wait_for(lambda: len(_new_descriptors(descriptors_before)) <= SPARE_DESCRIPTORS, collect=True)
+    if len(opened := _new_descriptors(descriptors_before)) > SPARE_DESCRIPTORS:
+        pytest.fail(f"file descriptors left open: {sorted(opened.values())}")
+
+
+@pytest.fixture
+async def _no_tasks_left() -> AsyncIterator[None]:
+    yield
+    deadline = time.monotonic() + GRACE_S
+    while (left := asyncio.all_tasks() - {asyncio.current_task()}) and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    if left:
+        pytest.fail(f"tasks left running: {sorted(task.get_name() for task in left)}")
+
+
+def _left_threads(before: set[threading.Thread]) -> list[threading.Thread]:
+    return [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before
+        and thread.is_alive()
+        and not thread.daemon
+        and not thread.name.startswith(PROCESS_WIDE_THREADS)
+    ]
+
+
+def _descriptors() -> dict[int, str]:
+    """Open descriptors and what they refer to; empty where the system does not tell."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+    return found
+
+
+def _new_descriptors(before: dict[int, str]) -> dict[int, str]:
+    return {fd: target for fd, target in _descriptors().items() if before.get(fd) != target}
+
+
+def _wait_for(condition: Callable[[], bool], *, collect: bool = False) -> None:
+    """Return when `condition` holds or the grace is over; garbage is collected meanwhile."""
+    deadline = time.monotonic() + GRACE_S
+    while not condition() and time.monotonic() < deadline:
+        if collect:
+            gc.collect()
+        time.sleep(0.01)
