@@ -1,0 +1,260 @@
+"""Chat messages become a conversation for the template and media requests in order.
+
+Pure: nothing is fetched, and no payload is touched. Media keep the position that the client
+can count, within their own modality and in message order.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from lazydecode.errors import InvalidRequestError, TooManyItemsError
+from lazydecode.renderers.messages import (
+    ChatMessage,
+    ContentPart,
+    InputAudio,
+    MediaURL,
+    ToolCall,
+    read_media_text,
+)
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
+PART_TYPES: Final = ("text", "image_url", "video_url", "audio_url", "input_audio")
+_MODALITIES: Final = {
+    "image_url": "image",
+    "video_url": "video",
+    "audio_url": "audio",
+    "input_audio": "audio",
+}
+_DETAILS: Final = (None, "auto", "low", "high", "original")
+_MAX_UUID_CHARS: Final = 1024
+
+
+@dataclass(slots=True)
+class MediaRequest:
+    """One media part: what to fetch, and where the client put it."""
+
+    modality: str
+    index: int
+    """Position among the request's items of this modality, from 0."""
+    where: str
+    """Path of the part in the request, for example `messages[0].content[1]`."""
+    source: str | memoryview | None
+    """URL, or the whole data URL or bare base64 as a view of the request body; None beside a
+    uuid. Dropped as soon as it was fetched, so that the body can go."""
+    media_type: str | None = None
+    """Set for bare base64 (`input_audio`): the media type that its format names."""
+    uuid: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<MediaRequest {self.modality}[{self.index}] at {self.where}>"
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Messages in Hugging Face form, and the media that their parts name."""
+
+    messages: list[dict[str, Any]]
+    media: list[MediaRequest] = field(default_factory=list)
+    """In message order."""
+
+    def counts(self) -> dict[str, int]:
+        """Modality -> number of items."""
+        return dict(Counter(item.modality for item in self.media))
+
+
+def parse_messages(messages: Sequence[ChatMessage]) -> Conversation:
+    """Check `messages` and split them into a conversation and its media.
+
+    Raises:
+        InvalidRequestError: For an unknown role or part type, a part that lacks what its type
+            needs, or a message without content; it names the message and the part.
+    """
+    if not messages:
+        raise InvalidRequestError("messages must not be empty", parameter="messages")
+    conversation = Conversation([])
+    counts: Counter[str] = Counter()
+    for position, message in enumerate(messages):
+        conversation.messages.append(
+            _parse_message(message, f"messages[{position}]", conversation.media, counts)
+        )
+    return conversation
+
+
+def check_item_counts(
+    counts: Mapping[str, int],
+    *,
+    modalities: Sequence[str],
+    max_items: Mapping[str, int | None],
+) -> None:
+    """Refuse items that the model or the server does not take, before any is fetched.
+
+    Args:
+        counts: Modality -> items in the request.
+        modalities: What the model takes; empty for a text-only model.
+        max_items: Modality -> most items in one request; None or absent: no limit.
+
+    Raises:
+        InvalidRequestError: For a modality that the model has not.
+        TooManyItemsError: For more items than allowed.
+    """
+    for modality, count in counts.items():
+        if not modalities:
+            raise InvalidRequestError(
+                f"the model is text-only and takes no {modality} items",
+                modality=modality,
+                parameter="messages",
+            )
+        if modality not in modalities:
+            raise InvalidRequestError(
+                f"the model takes no {modality} items; it takes {', '.join(modalities)}",
+                modality=modality,
+                parameter="messages",
+            )
+        limit = max_items.get(modality)
+        if limit is not None and count > limit:
+            raise TooManyItemsError(
+                f"the request has {count} {modality} items; at most {limit} are allowed",
+                modality=modality,
+                parameter="messages",
+                value=count,
+            )
+
+
+def _parse_message(
+    message: ChatMessage, where: str, media: list[MediaRequest], counts: Counter[str]
+) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise InvalidRequestError(
+            f"{where}.role must be one of {', '.join(ROLES)}, not {message.role[:40]!r}",
+            parameter=f"{where}.role",
+        )
+    parsed: dict[str, Any] = {
+        # OpenAI's newer name of the same role; chat templates know the older one.
+        "role": "system" if message.role == "developer" else message.role,
+        "content": _parse_content(message, where, media, counts),
+    }
+    if message.name is not None:
+        parsed["name"] = message.name
+    if message.tool_call_id is not None:
+        parsed["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        parsed["tool_calls"] = [_parse_tool_call(call) for call in message.tool_calls]
+    if message.reasoning_content is not None:
+        parsed["reasoning_content"] = message.reasoning_content
+    return parsed
+
+
+def _parse_content(
+    message: ChatMessage, where: str, media: list[MediaRequest], counts: Counter[str]
+) -> str | list[dict[str, Any]]:
+    content = message.content
+    if content is None:
+        if message.role == "assistant":
+            return ""
+        raise InvalidRequestError(f"{where}.content is missing", parameter=f"{where}.content")
+    if isinstance(content, str):
+        return content
+    return [
+        _parse_part(part, f"{where}.content[{position}]", media, counts)
+        for position, part in enumerate(content)
+    ]
+
+
+def _parse_part(
+    part: ContentPart, where: str, media: list[MediaRequest], counts: Counter[str]
+) -> dict[str, Any]:
+    kind = part.type
+    if kind in ("text", "refusal"):
+        text = part.text if kind == "text" else part.refusal
+        if text is None:
+            raise InvalidRequestError(f"{where}.{kind} is missing", parameter=f"{where}.{kind}")
+        return {"type": "text", "text": text}
+    if kind is None:
+        raise InvalidRequestError(f"{where}.type is missing", parameter=f"{where}.type")
+    modality = _MODALITIES.get(kind)
+    if modality is None:
+        raise InvalidRequestError(
+            f"{where}.type must be one of {', '.join(PART_TYPES)}, not {kind[:40]!r}",
+            parameter=f"{where}.type",
+        )
+    try:
+        item = _parse_media(part, kind, where)
+    except InvalidRequestError as exc:
+        raise exc.at(modality, counts[modality]) from exc.__cause__
+    item.index = counts[modality]
+    counts[modality] += 1
+    media.append(item)
+    return {"type": modality}
+
+
+def _parse_media(part: ContentPart, kind: str, where: str) -> MediaRequest:
+    field_name = f"{where}.{kind}"
+    value = getattr(part, kind)
+    uuid = part.uuid
+    source: str | memoryview | None = None
+    media_type = None
+    if isinstance(value, InputAudio):
+        source = read_media_text(value.data, where=f"{field_name}.data")
+        media_type = _audio_media_type(value.format, where=f"{field_name}.format")
+        if source is None:
+            raise InvalidRequestError(
+                f"{field_name}.data is missing", parameter=f"{field_name}.data"
+            )
+    elif isinstance(value, MediaURL):
+        source = read_media_text(value.url, where=f"{field_name}.url")
+        if isinstance(source, memoryview) and bytes(source[:5]).lower() != b"data:":
+            source = _as_text(source, where=f"{field_name}.url")
+        if value.detail not in _DETAILS:
+            raise InvalidRequestError(
+                f"{field_name}.detail must be auto, low or high", parameter=f"{field_name}.detail"
+            )
+        uuid = value.uuid if uuid is None else uuid
+    else:
+        source = value
+    if source is None and uuid is None:
+        missing = f"{field_name}.url" if isinstance(value, MediaURL) else field_name
+        raise InvalidRequestError(f"{missing} is missing", parameter=missing)
+    if uuid is not None and len(uuid) > _MAX_UUID_CHARS:
+        raise InvalidRequestError(
+            f"{where}.uuid is longer than {_MAX_UUID_CHARS} characters", parameter=f"{where}.uuid"
+        )
+    return MediaRequest(_MODALITIES[kind], -1, where, source, media_type, uuid)
+
+
+def _as_text(view: memoryview, *, where: str) -> str:
+    try:
+        return str(view, "utf-8")
+    except UnicodeDecodeError as exc:
+        raise InvalidRequestError(f"{where} is not valid UTF-8", parameter=where) from exc
+
+
+def _audio_media_type(name: str | None, *, where: str) -> str:
+    """The format is a hint: decoders look at the content, so any simple word will do."""
+    if name is None:
+        return "audio/wav"
+    if not name.isascii() or not name.replace("-", "").isalnum() or len(name) > 20:
+        raise InvalidRequestError(f"{where} must be a format name such as wav", parameter=where)
+    return f"audio/{name.lower()}"
+
+
+def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
+    arguments: Any = call.function.arguments
+    if isinstance(arguments, str):
+        # Templates of the Hugging Face form want the object; clients send its JSON text.
+        try:
+            arguments = msgspec.json.decode(arguments) if arguments else {}
+        except (msgspec.DecodeError, RecursionError):
+            arguments = call.function.arguments
+    parsed: dict[str, Any] = {
+        "type": call.type,
+        "function": {"name": call.function.name, "arguments": arguments or {}},
+    }
+    if call.id is not None:
+        parsed["id"] = call.id
+    return parsed

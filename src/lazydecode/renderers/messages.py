@@ -1,0 +1,110 @@
+"""OpenAI chat messages as they come off the wire, typed, with media URLs left where they are.
+
+A media URL is a `msgspec.Raw`: a view of the request body. A data URL of many megabytes is
+therefore never built as text; `MediaText` slices it, and base64 is decoded from the view.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from lazydecode.errors import InvalidRequestError
+
+_SCAN_BYTES: Final = 1 << 16
+
+
+class MediaURL(msgspec.Struct):
+    """The object form of `image_url`, `video_url` and `audio_url`."""
+
+    url: msgspec.Raw = msgspec.Raw()
+    """A JSON string, or null beside a uuid."""
+    detail: str | None = None
+    """OpenAI's hint for images. Checked, and without effect: models set their own sizes."""
+    uuid: str | None = None
+
+
+class InputAudio(msgspec.Struct):
+    """The object form of `input_audio`: base64 and a format name."""
+
+    data: msgspec.Raw = msgspec.Raw()
+    format: str | None = None
+
+
+class FunctionCall(msgspec.Struct):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str | dict[str, Any] | None = None
+    """JSON text, or the object itself."""
+
+
+class ToolCall(msgspec.Struct):
+    """One tool call of an assistant message."""
+
+    function: FunctionCall
+    id: str | None = None
+    type: str = "function"
+
+
+class ContentPart(msgspec.Struct):
+    """One part of a message; `type` says which of the other fields counts."""
+
+    type: str | None = None
+    text: str | None = None
+    refusal: str | None = None
+    image_url: MediaURL | str | None = None
+    video_url: MediaURL | str | None = None
+    audio_url: MediaURL | str | None = None
+    input_audio: InputAudio | None = None
+    uuid: str | None = None
+    """The caller's identity of the media item."""
+
+
+class ChatMessage(msgspec.Struct):
+    """One message of any role. Fields that only some providers know are ignored."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+def read_media_text(raw: msgspec.Raw, *, where: str) -> str | memoryview | None:
+    """Return a JSON string's content: text, or for a data URL or base64 a view of the body.
+
+    The view is given for strings of 4 KiB and more that hold no escape sequence; it shares
+    memory with the request body and must not outlive the request.
+
+    Returns:
+        None for null or an absent value.
+
+    Raises:
+        InvalidRequestError: If it is not a string.
+    """
+    view = memoryview(raw)
+    if len(view) == 0 or bytes(view[:4]) == b"null":
+        return None
+    if view[0] != 0x22:  # a JSON value that does not begin with a quotation mark
+        raise InvalidRequestError(f"{where} must be a string", parameter=where)
+    inner = view[1:-1]
+    if len(inner) < 4096 or _has_escape(inner):
+        try:
+            return msgspec.json.decode(raw, type=str)
+        except msgspec.DecodeError as exc:
+            raise InvalidRequestError(f"{where} is not a valid string", parameter=where) from exc
+    return inner
+
+
+def _has_escape(view: memoryview) -> bool:
+    """Whether a backslash is in `view`.
+
+    Small copies stay in the cache: 0.08 ms per MB, where `re` on the view takes ten times that.
+    """
+    return any(
+        b"\\" in bytes(view[start : start + _SCAN_BYTES])
+        for start in range(0, len(view), _SCAN_BYTES)
+    )

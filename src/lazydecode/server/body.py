@@ -1,0 +1,75 @@
+"""Reading a request body: bounded while it arrives, held once, parsed off the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import Executor
+from typing import Final
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from lazydecode.errors import InvalidRequestError, RequestTooLargeError
+from lazydecode.server.protocol import ChatCompletionRequest, decode_request
+
+_INLINE_BYTES: Final = 64 * 1024
+"""Up to here parsing takes some 50 µs, less than a thread hop."""
+_PREALLOCATE_BYTES: Final = 64 * 1024 * 1024
+"""A stated length is believed up to here; what is beyond is grown as it comes."""
+
+
+async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytearray:
+    """Return the body of an HTTP request.
+
+    It is written into one buffer as it arrives: no list of chunks is joined at the end.
+
+    Raises:
+        RequestTooLargeError: As soon as more than `max_bytes` are announced or arrived.
+        ClientDisconnect: If the client went away before the end.
+    """
+    stated = _content_length(scope)
+    if stated is not None and stated > max_bytes:
+        raise _too_large(max_bytes)
+    body = bytearray(min(stated or 0, _PREALLOCATE_BYTES))
+    filled = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        chunk: bytes = message.get("body", b"")
+        if filled + len(chunk) > max_bytes:
+            raise _too_large(max_bytes)
+        # Beyond the preallocated end this assignment appends.
+        body[filled : filled + len(chunk)] = chunk
+        filled += len(chunk)
+        if not message.get("more_body", False):
+            del body[filled:]
+            return body
+
+
+async def read_chat_request(
+    scope: Scope, receive: Receive, *, max_bytes: int, executor: Executor
+) -> ChatCompletionRequest:
+    """Read and parse a chat request; media URLs in it are views of the body.
+
+    Raises:
+        InvalidRequestError: See `decode_request`; RequestTooLargeError as `read_body`.
+    """
+    body = await read_body(scope, receive, max_bytes=max_bytes)
+    if not body:
+        raise InvalidRequestError("the body is empty; a JSON object is expected")
+    if len(body) <= _INLINE_BYTES:
+        return decode_request(body)
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(executor, decode_request, body)
+
+
+def _content_length(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() else None
+    return None
+
+
+def _too_large(max_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError(f"the body is larger than {max_bytes} bytes", value=max_bytes)
