@@ -1,5 +1,52 @@
 """Encoded bytes become `MediaRef`s: fetched, identified, with the decode deferred.
 
 In: URLs, bytes, files. Out: `MediaRef`s and, on demand, decoded media. Imports neither torch
-nor transformers.
+nor transformers; what needs a decoder or the network is imported on first use.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from lazydecode.media.base import (
+    AudioHeader,
+    DecodeSpec,
+    ImageHeader,
+    MediaHeader,
+    MediaIO,
+    MediaRef,
+    PayloadDigest,
+    VideoHeader,
+    derive_media_key,
+)
+
+if TYPE_CHECKING:
+    from lazydecode.media.image import ImageMediaIO
+
+__all__ = [
+    "AudioHeader",
+    "DecodeSpec",
+    "ImageHeader",
+    "ImageMediaIO",
+    "MediaHeader",
+    "MediaIO",
+    "MediaRef",
+    "PayloadDigest",
+    "VideoHeader",
+    "derive_media_key",
+]
+
+_LAZY = {
+    "ImageMediaIO": "image",
+}
+"""Public name -> module of this package that has it."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value

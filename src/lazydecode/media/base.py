@@ -1,204 +1,42 @@
 """Encoded media with an identity, and the decode deferred.
 
-`DecodeSpec` says how bytes are to be decoded, `derive_media_key` turns bytes and spec into the
-identity, `MediaRef` carries both with a closure that decodes on demand, and `MediaIO` is what
-every kind of media implements.
+`MediaRef` carries the encoded bytes and their identity with a closure that decodes on demand;
+`MediaIO` is what every kind of media implements. The parts of an identity (`DecodeSpec`,
+`derive_media_key`) and the headers are re-exported from here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import pybase64
 
-from lazydecode.errors import CorruptMediaError
+from lazydecode.errors import CorruptMediaError, MediaTooLargeError
+from lazydecode.media.headers import AudioHeader, ImageHeader, MediaHeader, VideoHeader
+from lazydecode.media.identity import EMPTY_SPEC, DecodeSpec, PayloadDigest, derive_media_key
+
+__all__ = [
+    "EMPTY_SPEC",
+    "AudioHeader",
+    "DecodeSpec",
+    "HeaderProbe",
+    "ImageHeader",
+    "MediaHeader",
+    "MediaIO",
+    "MediaRef",
+    "PayloadDigest",
+    "VideoHeader",
+    "decode_base64",
+    "derive_media_key",
+]
 
 _T = TypeVar("_T")
 _U = TypeVar("_U")
-
-_LENGTH_BYTES: Final = 8
-
-
-def _canonical_json(value: Mapping[str, Any]) -> bytes:
-    _check_json(value, path="settings")
-    text = json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
-    )
-    return text.encode("utf-8")
-
-
-def _check_json(value: object, *, path: str) -> None:
-    """Reject what JSON cannot hold exactly, instead of letting `json` coerce it."""
-    if value is None or isinstance(value, bool | str | int):
-        return
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{path} must be finite, got {value!r}")
-        return
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):
-                raise TypeError(f"{path} must have string keys, got {key!r}")
-            _check_json(item, path=f"{path}.{key}")
-        return
-    if isinstance(value, list | tuple):
-        for position, item in enumerate(value):
-            _check_json(item, path=f"{path}[{position}]")
-        return
-    raise TypeError(f"{path} must be a JSON value, got {type(value).__name__}")
-
-
-class DecodeSpec:
-    """Every setting that parameterizes a decode, as one immutable canonical value.
-
-    The settings are snapshotted at construction as canonical JSON (sorted keys, no spaces,
-    UTF-8); `1`, `1.0` and `True` stay distinct, tuples and lists are the same. Equality and
-    hash follow the canonical bytes.
-
-    Raises:
-        TypeError: If a key is not a string, or a value is not a JSON value.
-        ValueError: If a number is not finite.
-    """
-
-    __slots__ = ("_canonical",)
-
-    _canonical: bytes
-
-    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
-        object.__setattr__(self, "_canonical", _canonical_json(dict(settings or {})))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """A fresh copy of the settings; changing it changes nothing here."""
-        settings: dict[str, Any] = json.loads(self._canonical)
-        return settings
-
-    def canonical_bytes(self) -> bytes:
-        """The canonical JSON, UTF-8: equal for equal settings, on every machine."""
-        return self._canonical
-
-    def extend(self, **settings: Any) -> DecodeSpec:
-        """Return a new spec with `settings` merged over the current ones."""
-        return DecodeSpec({**self.settings, **settings})
-
-    def __setattr__(self, name: str, value: object) -> None:
-        raise AttributeError(f"DecodeSpec is immutable; cannot set {name!r}")
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DecodeSpec):
-            return NotImplemented
-        return self._canonical == other._canonical
-
-    def __hash__(self) -> int:
-        return hash(self._canonical)
-
-    def __repr__(self) -> str:
-        return f"DecodeSpec({self._canonical.decode('utf-8')})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DecodeSpec, (self.settings,)
-
-
-EMPTY_SPEC: Final = DecodeSpec()
-"""The spec of a decode that has no settings."""
-
-
-class PayloadDigest:
-    """One pass over a payload, shared by every key that is derived from it.
-
-    Keys and the content digest continue copies of the same SHA-256 state, so a second decoder
-    for the same payload costs no second pass. `hashlib` releases the GIL while it digests.
-    """
-
-    __slots__ = ("_state", "num_bytes")
-
-    num_bytes: int
-    """Length of the payload."""
-
-    def __init__(self, data: bytes) -> None:
-        self.num_bytes = len(data)
-        self._state = hashlib.sha256(len(data).to_bytes(_LENGTH_BYTES, "little"))
-        self._state.update(data)
-
-    def key(self, spec: DecodeSpec) -> bytes:
-        """Return what `derive_media_key` returns for this payload and `spec`."""
-        canonical = spec.canonical_bytes()
-        state = self._state.copy()
-        state.update(len(canonical).to_bytes(_LENGTH_BYTES, "little"))
-        state.update(canonical)
-        return state.digest()
-
-    def content(self) -> bytes:
-        """Identity of the payload alone (32 bytes): the same for every spec."""
-        return self._state.copy().digest()
-
-
-def derive_media_key(data: bytes, spec: DecodeSpec) -> bytes:
-    """Return the identity of `data` decoded as `spec` says: 32 bytes.
-
-    SHA-256 over the payload, then the canonical spec, each preceded by its length in 8
-    little-endian bytes, so that content cannot shift a boundary. Never depends on decoded
-    content, on installed packages or on the machine.
-    """
-    return PayloadDigest(data).key(spec)
-
-
-@dataclass(frozen=True, slots=True)
-class ImageHeader:
-    """What an encoded image says about itself. Nothing was rasterized for it."""
-
-    width: int
-    """Width in pixels after EXIF orientation: the width that the decoder will return."""
-    height: int
-    """Height in pixels after EXIF orientation."""
-    mode: str
-    """Mode as stored, in Pillow's terms, for example `RGB`, `L`, `P`, `CMYK`, `I;16`."""
-    format: str
-    """Container format in Pillow's terms, for example `JPEG`, `PNG`, `WEBP`."""
-    num_frames: int = 1
-    """Frames that the file states (animations, multi-page, MPO); only the first is decoded."""
-
-
-@dataclass(frozen=True, slots=True)
-class AudioHeader:
-    """What an encoded audio stream says about itself."""
-
-    rate_hz: int
-    """Native sampling rate."""
-    channels: int
-    duration_s: float | None = None
-    """Stated duration; None if the container does not say."""
-    num_samples: int | None = None
-    """Stated samples per channel; None if the container does not say."""
-
-
-@dataclass(frozen=True, slots=True)
-class VideoHeader:
-    """What an encoded video says about itself. No frame was decoded for it."""
-
-    width: int
-    """Width in pixels after rotation: the width that the decoder will return."""
-    height: int
-    """Height in pixels after rotation."""
-    fps: float | None = None
-    """Average frame rate; None if unknown."""
-    duration_s: float | None = None
-    num_frames: int | None = None
-    """Frames that the container states, or that its packets count; None if unknown."""
-    has_audio: bool = False
-    """Whether there is an audio track."""
-
-
-MediaHeader = ImageHeader | AudioHeader | VideoHeader
 
 HeaderProbe = Callable[[], MediaHeader | None]
 """Reads a header from encoded bytes; None if the file does not parse. Must not rasterize."""
@@ -223,6 +61,7 @@ class MediaRef(Generic[_T]):
     """
 
     __slots__ = (
+        "__weakref__",
         "_data",
         "_decoder",
         "_header",
@@ -368,6 +207,16 @@ class MediaRef(Generic[_T]):
         self._decoder = None
         self._header_probe = None
 
+    def __copy__(self) -> MediaRef[_T]:
+        """A fork: without this, `copy` would go through `__reduce__` and decode."""
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MediaRef[_T]:
+        """A fork: payload and decoded media are values that nobody changes in place."""
+        fork = self.fork()
+        memo[id(self)] = fork
+        return fork
+
     def __repr__(self) -> str:
         state = "decoded" if self.is_decoded else "undecoded"
         return f"<MediaRef {state}, {len(self._data)} bytes>"
@@ -419,6 +268,16 @@ class MediaIO(ABC, Generic[_T]):
     def get_max_bytes(self) -> int | None:
         """Largest payload in bytes that this decoder accepts; None is no limit of its own."""
         return None
+
+    def check_size(self, num_bytes: int) -> None:
+        """Refuse a payload of that many bytes; asked before it is read or decoded from text.
+
+        Raises:
+            MediaTooLargeError: If it is over `get_max_bytes`. A kind may raise its own error.
+        """
+        max_bytes = self.get_max_bytes()
+        if max_bytes is not None and num_bytes > max_bytes:
+            raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
 
     def get_decode_spec(self) -> DecodeSpec | None:
         """Every setting that changes what is decoded; None is the empty spec."""

@@ -1,0 +1,197 @@
+"""Still images: identity and size from the header, pixels on demand."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from PIL import Image
+
+from lazydecode.errors import LazyDecodeError, MediaTooLargeError, ValidationError
+from lazydecode.limits import DecodeLimits
+from lazydecode.media.base import (
+    DecodeSpec,
+    ImageHeader,
+    MediaIO,
+    MediaRef,
+    PayloadDigest,
+    decode_base64,
+)
+from lazydecode.media.exif import get_image_id_bytes
+from lazydecode.media.faults import corrupt_on_failure
+from lazydecode.media.image_convert import IMAGE_MODES, has_transparency, orient, to_mode
+from lazydecode.media.image_header import ImageFacts, count_gif_frames
+from lazydecode.media.image_open import open_image, read_image_facts
+
+__all__ = ["IMAGE_DECODER", "ImageMediaIO", "get_image_id_bytes"]
+
+IMAGE_DECODER: Final = "image/1"
+"""What decodes, and the version of what it gives: part of every key, so a change of our output
+changes the keys."""
+
+_FAILED: Final = "Failed to load image"
+
+
+class ImageMediaIO(MediaIO[Image.Image]):
+    """Decodes one picture, upright, in the mode that was asked for.
+
+    Only the first frame of an animation or page of a document counts. What comes out holds
+    pixels (and the palette of mode `P`) and no metadata, so nobody turns it a second time.
+
+    Args:
+        image_mode: Pillow mode of the result; None keeps the stored one.
+        limits: How many pixels a picture may have.
+        trust_exif_image_id: Take a UUID in EXIF ImageID as the whole identity. Who writes the
+            file controls it: only where all clients trust each other.
+        kwargs: Further options. `rgba_background_color` (default white) shows where pixels
+            are transparent; all others change nothing but the key.
+
+    Raises:
+        ValidationError: If an option is not valid.
+    """
+
+    def __init__(
+        self,
+        image_mode: str | None = "RGB",
+        *,
+        limits: DecodeLimits = DecodeLimits(),  # noqa: B008  # frozen
+        trust_exif_image_id: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        if image_mode is not None and image_mode not in IMAGE_MODES:
+            raise ValidationError(
+                f"image_mode must be one of {sorted(IMAGE_MODES)}, got {image_mode!r}",
+                parameter="image_mode",
+                value=image_mode,
+            )
+        self.image_mode = image_mode
+        self.limits = limits
+        self.trust_exif_image_id = trust_exif_image_id
+        self.kwargs = kwargs
+        self.rgba_background_color = _parse_background(
+            kwargs.get("rgba_background_color", (255, 255, 255))
+        )
+        settings = {
+            **kwargs,
+            "decoder": IMAGE_DECODER,
+            "image_mode": image_mode,
+            "rgba_background_color": list(self.rgba_background_color),
+        }
+        try:
+            self._spec = DecodeSpec(settings)
+        except (TypeError, ValueError) as exc:
+            raise ValidationError(f"image options: {exc}", parameter="media_io_kwargs") from exc
+
+    def get_decode_spec(self) -> DecodeSpec:
+        """All options, with the mode and the background as they are used."""
+        return self._spec
+
+    def probe_header(self, data: bytes) -> ImageHeader | None:
+        """Size after orientation, stored mode, format and frames; None if it does not parse."""
+        try:
+            with corrupt_on_failure(_FAILED):
+                return _header(read_image_facts(data), data)
+        except LazyDecodeError:
+            return None
+
+    def load_bytes(self, data: bytes) -> Image.Image:
+        """Decode `data`.
+
+        Raises:
+            CorruptMediaError: If it is damaged, cut off, or of a format that is not accepted.
+            MediaTooLargeError: If it has more pixels than the limit.
+        """
+        with corrupt_on_failure(_FAILED):
+            facts = read_image_facts(data)
+        self._check_size(facts)
+        return self._decode(data, facts)
+
+    def load_base64(self, media_type: str, data: str) -> Image.Image:
+        """Decode base64 text; the media type is not looked at, the bytes say what they are."""
+        return self.load_bytes(decode_base64(data))
+
+    def load_file(self, filepath: Path) -> Image.Image:
+        """Decode a file."""
+        return self.load_bytes(filepath.read_bytes())
+
+    def load_bytes_ref(
+        self, data: bytes, *, digest: PayloadDigest | None = None
+    ) -> MediaRef[Image.Image]:
+        """Return a ref over `data`, whose header is read now and whose pixels are not.
+
+        A header that does not parse is left for the decode, where it fails with the others.
+
+        Raises:
+            MediaTooLargeError: If the header states more pixels than the limit.
+        """
+        try:
+            with corrupt_on_failure(_FAILED):
+                facts = read_image_facts(data)
+        except MediaTooLargeError:
+            raise
+        except LazyDecodeError:
+            key = (digest or PayloadDigest(data)).key(self._spec)
+            return MediaRef(partial(self.load_bytes, data), data, self._spec, key=key)
+        self._check_size(facts)
+        image_id = facts.image_id if self.trust_exif_image_id else None
+        return MediaRef(
+            partial(self._decode, data, facts),
+            data,
+            self._spec,
+            key=image_id or (digest or PayloadDigest(data)).key(self._spec),
+            header_probe=partial(_header, facts, data),
+            key_covers_spec=image_id is None,
+        )
+
+    def _check_size(self, facts: ImageFacts) -> None:
+        limit = self.limits.max_image_pixels
+        if limit and facts.width * facts.height > limit:
+            raise MediaTooLargeError(
+                f"the image's {facts.width} x {facts.height} pixels exceed the limit of "
+                f"{limit} pixels; send a smaller one",
+                parameter="max_image_pixels",
+                value=facts.width * facts.height,
+            )
+
+    def _decode(self, data: bytes, facts: ImageFacts) -> Image.Image:
+        with corrupt_on_failure(_FAILED):
+            try:
+                opened = open_image(data)
+                opened.load()
+            except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
+                raise MediaTooLargeError("the image's pixels exceed the decoder's limit") from exc
+            upright = orient(opened, facts.orientation)
+            image = to_mode(upright, self.image_mode, self.rgba_background_color)
+            return _without_metadata(image)
+
+
+def _header(facts: ImageFacts, data: bytes) -> ImageHeader:
+    width, height = facts.oriented_size
+    num_frames = facts.num_frames
+    if num_frames is None:
+        num_frames = count_gif_frames(data)
+    return ImageHeader(width, height, facts.mode, facts.format, num_frames)
+
+
+def _parse_background(value: object) -> tuple[int, int, int]:
+    if (
+        isinstance(value, list | tuple)
+        and len(value) == 3
+        and all(isinstance(part, int) and 0 <= part <= 255 for part in value)
+    ):
+        red, green, blue = value
+        return int(red), int(green), int(blue)
+    raise ValidationError(
+        f"rgba_background_color must be a list of three integers in 0..255, got {value!r}",
+        parameter="rgba_background_color",
+        value=value,
+    )
+
+
+def _without_metadata(image: Image.Image) -> Image.Image:
+    """A plain image over the same pixels: no EXIF, no profile, no file behind it."""
+    plain = image._new(image.im)
+    key = image.info.get("transparency")
+    plain.info = {} if key is None or not has_transparency(plain) else {"transparency": key}
+    return plain
