@@ -104,7 +104,7 @@ def decode_item(data: bytes | bytearray | memoryview) -> MultiModalKwargsItem:
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """Return the C-order bytes of a tensor; a view of its memory if it is contiguous on the CPU."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def tensor_from_buffer(name: str, shape: list[int], buffer: bytearray | memoryview) -> torch.Tensor:

@@ -1,0 +1,39 @@
+"""First file of the engine process: takes over the parent's import path, then runs `core`.
+
+Started as `python -P boot.py FD`. Imports nothing of ours before the path is set, so that the
+process finds what its parent found, whatever the parent did to `sys.path`.
+"""
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+
+
+def _main() -> None:
+    # Ctrl-C reaches the whole process group; the front end decides when the engine ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    (size,) = struct.unpack("<I", _read(sock, 4))
+    sys.path[:] = json.loads(_read(sock, size))
+    from lazydecode.engine.core import main
+
+    status = main(sock)
+    sys.stderr.flush()
+    os._exit(status)  # the reader and the watch are daemons: no interpreter teardown under them
+
+
+def _read(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        part = sock.recv(size - len(data))
+        if not part:
+            sys.exit(0)  # the parent is gone
+        data += part
+    return data
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,112 @@
+"""Framed messages with attached tensors over a socket, between the front end and its engine.
+
+A frame is a head (lengths), one MessagePack message, and the raw bytes of the tensors that the
+message refers to. Tensors are written from where they lie and read into memory of their own,
+so that each costs one copy into the socket and one out of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from lazydecode.engine.messages import Message
+from lazydecode.engine.wire import dtype_name, tensor_bytes, tensor_from_buffer
+
+_HEAD: Final = struct.Struct("<II")  # bytes of the message, number of buffers
+_TENSOR_CODE: Final = 1
+_MAX_IOV: Final = 512  # below every system's IOV_MAX
+
+
+class ChannelClosedError(Exception):
+    """The other side is gone."""
+
+
+class Channel:
+    """One end of the connection. `send` is thread-safe; `receive` is for one thread."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._send_lock = threading.Lock()  # covers one whole frame
+
+    def send(self, message: Message) -> None:
+        """Write one message and its tensors; blocks while the other side does not read.
+
+        Raises:
+            ChannelClosedError: If the other side is gone.
+        """
+        buffers: list[memoryview] = []
+
+        def hook(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                raise TypeError(f"cannot send a {type(value).__name__} to the engine")
+            place = [dtype_name(value.dtype), list(value.shape), len(buffers)]
+            buffers.append(tensor_bytes(value))
+            return msgspec.msgpack.Ext(_TENSOR_CODE, msgspec.msgpack.encode(place))
+
+        body = msgspec.msgpack.encode(message, enc_hook=hook)
+        sizes = struct.pack(f"<{len(buffers)}Q", *(len(buffer) for buffer in buffers))
+        head = _HEAD.pack(len(body), len(buffers)) + sizes
+        with self._send_lock:
+            try:
+                _send_all(self._socket, [memoryview(head), memoryview(body), *buffers])
+            except OSError as exc:
+                raise ChannelClosedError(str(exc)) from exc
+
+    def receive(self) -> Message:
+        """Read one message; its tensors own their memory.
+
+        Raises:
+            ChannelClosedError: If the other side is gone, or stopped within a frame.
+        """
+        num_body, num_buffers = _HEAD.unpack(self._read(_HEAD.size))
+        sizes = struct.unpack(f"<{num_buffers}Q", self._read(8 * num_buffers))
+        body = self._read(num_body)
+        buffers = [self._read(size) for size in sizes]
+
+        def hook(code: int, data: memoryview) -> torch.Tensor:
+            dtype, shape, index = msgspec.msgpack.decode(data)
+            return tensor_from_buffer(dtype, shape, buffers[index])
+
+        return msgspec.msgpack.decode(body, type=Message, ext_hook=hook)
+
+    def close(self) -> None:
+        """Close the connection; a thread that reads or writes it gets ChannelClosedError."""
+        with contextlib.suppress(OSError):  # the other side may have been first
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes a blocked reader, close does not
+        self._socket.close()
+
+    def _read(self, size: int) -> memoryview:
+        # Not bytearray(size): that zeroes the memory first.
+        buffer = np.empty(size, np.uint8).data
+        received = 0
+        while received < size:
+            try:
+                count = self._socket.recv_into(buffer[received:])
+            except OSError as exc:
+                raise ChannelClosedError(str(exc)) from exc
+            if count == 0:
+                raise ChannelClosedError("the other side closed the connection")
+            received += count
+        return buffer
+
+
+def _send_all(sock: socket.socket, parts: Sequence[memoryview]) -> None:
+    """Write all parts in order without joining them."""
+    pending = [part for part in parts if len(part)]
+    first = 0
+    while first < len(pending):
+        sent = sock.sendmsg(pending[first : first + _MAX_IOV])
+        while first < len(pending) and sent >= len(pending[first]):
+            sent -= len(pending[first])
+            first += 1
+        if sent:
+            pending[first] = pending[first][sent:]
