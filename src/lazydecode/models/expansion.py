@@ -1,0 +1,242 @@
+"""From the text of a prompt and the cached texts of its items to token ids and ranges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from lazydecode.errors import InvalidRequestError
+from lazydecode.inputs import PlaceholderRange
+from lazydecode.models.tokenization import CollapsedText, PromptTokenizer
+
+_SLOT_START: Final = "\U000f0002"
+_SLOT_END: Final = "\U000f0003"
+_SLOT = re.compile(f"{_SLOT_START}([a-z_]+):([0-9]+){_SLOT_END}")
+
+
+@dataclass(frozen=True, slots=True)
+class ItemText:
+    """What stands in a prompt for one item; depends on nothing but the item and its options."""
+
+    modality: str
+    replacement: CollapsedText | None
+    """The text in place of the placeholder; None if only token ids are known."""
+    token_ids: tuple[int, ...] | None = None
+    """The ids in place of the placeholder's, where the class reports no text."""
+    shape: tuple[Any, ...] = ()
+    """Size of the item as a stand-in of the same size needs it (see `header_only`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedPrompt:
+    """Token ids of a prompt with its items, and where each item stands."""
+
+    token_ids: list[int]
+    placeholders: dict[str, list[PlaceholderRange]]
+
+
+class PromptExpander:
+    """Puts items into prompts. Threads share it if the processor's class is re-entrant.
+
+    Args:
+        processor: The model's processor; its own search for placeholders is used.
+        tokenizer: Ours.
+        placeholders: Modality -> the text that stands for one item before expansion.
+        embed_ids: Modality -> ids of tokens that take an embedding.
+        edits_layout: Whether the class changes the text before it looks for placeholders.
+    """
+
+    def __init__(
+        self,
+        processor: Any,
+        tokenizer: PromptTokenizer,
+        *,
+        placeholders: Mapping[str, str],
+        embed_ids: Mapping[str, frozenset[int]],
+        edits_layout: bool = False,
+    ) -> None:
+        self.processor = processor
+        self.tokenizer = tokenizer
+        self.placeholders = dict(placeholders)
+        self.embed_ids = dict(embed_ids)
+        self.edits_layout = edits_layout
+
+    def expand(
+        self,
+        text: str,
+        items: Mapping[str, Sequence[ItemText]],
+        *,
+        add_special_tokens: bool,
+    ) -> ExpandedPrompt:
+        """Return ids and ranges for a prompt's text; marked tokens are codes in it.
+
+        Raises:
+            InvalidRequestError: If the text has not one placeholder per item.
+        """
+        if self.edits_layout:
+            text = self._edit_layout(text, items)
+        filled = self._fill_slots(text, items)
+        parts: list[CollapsedText] = []
+        order: list[tuple[str, int, int]] = []  # modality, item, part
+        last = 0
+        for match in _SLOT.finditer(filled):
+            parts.append(CollapsedText(filled[last : match.start()]))
+            modality, index = match.group(1), int(match.group(2))
+            item = items[modality][index]
+            order.append((modality, index, len(parts)))
+            parts.append(item.replacement or CollapsedText(self.placeholders[modality]))
+            last = match.end()
+        parts.append(CollapsedText(filled[last:]))
+        self._check_counts(order, items)
+        joined, spans = CollapsedText.join(parts)
+        encoded = self.tokenizer.encode_collapsed(
+            joined,
+            add_special_tokens=add_special_tokens,
+            spans=[spans[part] for _, _, part in order],
+        )
+        return self._place(encoded.token_ids, encoded.token_spans, order, items)
+
+    def expand_tokens(
+        self, token_ids: Sequence[int], items: Mapping[str, Sequence[ItemText]]
+    ) -> ExpandedPrompt:
+        """Return ids and ranges for a prompt that came as token ids with placeholders.
+
+        Exact where a replacement, or what stands around it, begins and ends with control
+        tokens: the replacement is tokenized by itself.
+
+        Raises:
+            InvalidRequestError: If the ids have not one placeholder per item.
+        """
+        waiting = {m: list(range(len(group))) for m, group in items.items() if group}
+        patterns = {
+            m: self.tokenizer.encode(self.placeholders[m], add_special_tokens=False)
+            for m in waiting
+        }
+        ids = list(token_ids)
+        out: list[int] = []
+        order: list[tuple[str, int, int]] = []
+        spans: list[tuple[int, int]] = []
+        at = 0
+        while at < len(ids):
+            for modality, pattern in patterns.items():
+                if waiting[modality] and ids[at : at + len(pattern)] == pattern:
+                    index = waiting[modality].pop(0)
+                    new = self._ids_of(items[modality][index])
+                    order.append((modality, index, 0))
+                    spans.append((len(out), len(out) + len(new)))
+                    out += new
+                    at += len(pattern)
+                    break
+            else:
+                out.append(ids[at])
+                at += 1
+        self._check_counts(order, items)
+        known = {m: [_plain(i) for i in group] for m, group in items.items()}
+        return self._place(out, spans, order, known)
+
+    def _ids_of(self, item: ItemText) -> list[int]:
+        if item.token_ids is not None:
+            return list(item.token_ids)
+        assert item.replacement is not None
+        return self.tokenizer.encode_collapsed(item.replacement, add_special_tokens=False).token_ids
+
+    def _edit_layout(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
+        """Let the class change the text; it looks at the number of images only."""
+        from PIL import Image
+
+        tiny = [Image.new("RGB", (32, 32))] * len(items.get("image", ()))
+        _, edited, _, _ = self.processor.prepare_inputs_layout(images=tiny or None, text=[text])
+        return str(edited[0])
+
+    def _fill_slots(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
+        """Put a slot in the place of every placeholder, by the class's own search."""
+        slots = {
+            m: [f"{_SLOT_START}{m}:{i}{_SLOT_END}" for i in range(len(group))]
+            for m, group in items.items()
+        }
+        find = getattr(self.processor, "get_text_with_replacements", None)
+        if find is not None and getattr(self.processor, "all_special_multimodal_tokens", None):
+            try:
+                found, _ = find(
+                    [text], slots.get("image", []), slots.get("video", []), slots.get("audio", [])
+                )
+            except (StopIteration, RuntimeError) as exc:
+                raise InvalidRequestError(
+                    "the prompt has more media placeholders than there are media items"
+                ) from exc
+            return str(found[0])
+        for modality, names in slots.items():
+            pieces = text.split(self.placeholders[modality])
+            if len(pieces) - 1 != len(names):
+                self._refuse(modality, len(pieces) - 1, len(names))
+            text = "".join(
+                piece + (names[i] if i < len(names) else "") for i, piece in enumerate(pieces)
+            )
+        return text
+
+    def _check_counts(
+        self, order: Sequence[tuple[str, int, int]], items: Mapping[str, Sequence[ItemText]]
+    ) -> None:
+        for modality, group in items.items():
+            found = sum(1 for name, _, _ in order if name == modality)
+            if found != len(group):
+                self._refuse(modality, found, len(group))
+
+    def _refuse(self, modality: str, found: int, wanted: int) -> None:
+        raise InvalidRequestError(
+            f"the prompt has {found} {modality} placeholders for {wanted} {modality} items; the "
+            "chat template must write one per item",
+            modality=modality,
+        )
+
+    def _place(
+        self,
+        ids: list[int],
+        spans: Sequence[tuple[int, int]],
+        order: Sequence[tuple[str, int, int]],
+        items: Mapping[str, Sequence[ItemText]],
+    ) -> ExpandedPrompt:
+        """Insert replacements that are known as ids, and cut every range to its embeddings."""
+        ranges: dict[str, list[PlaceholderRange]] = {m: [] for m in items}
+        out: list[int] = []
+        last = 0
+        for (modality, index, _), (start, stop) in zip(order, spans, strict=True):
+            new = items[modality][index].token_ids
+            if new is None:
+                offset = start - last + len(out)
+                content: Sequence[int] = ids[start:stop]
+                out += ids[last:stop]
+            else:
+                out += ids[last:start]
+                offset = len(out)
+                content = new
+                out += new
+            last = stop
+            ranges[modality].append(self._range(modality, offset, content))
+        out += ids[last:]
+        return ExpandedPrompt(out, ranges)
+
+    def _range(self, modality: str, offset: int, content: Sequence[int]) -> PlaceholderRange:
+        wanted = self.embed_ids.get(modality, frozenset())
+        if len(content) == 0:
+            return PlaceholderRange(offset, 0)
+        array = np.asarray(content)
+        mask = np.isin(array, list(wanted))
+        if not mask.any():
+            everywhere = frozenset().union(*self.embed_ids.values())
+            mask = np.isin(array, list(everywhere))
+        if not mask.any():
+            return PlaceholderRange(offset, len(content))
+        first = int(mask.argmax())
+        stop = len(mask) - int(mask[::-1].argmax())
+        inner = mask[first:stop]
+        return PlaceholderRange(offset + first, stop - first, None if inner.all() else inner)
+
+
+def _plain(item: ItemText) -> ItemText:
+    """Return the item for a prompt into which its ids were put already."""
+    return ItemText(item.modality, item.replacement, None, item.shape)

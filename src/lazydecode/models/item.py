@@ -1,0 +1,187 @@
+"""One item through the model's processor: tensors with their join rules, and its text."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from lazydecode.errors import InvalidRequestError, LazyDecodeError
+from lazydecode.inputs import MultiModalKwargsItem
+from lazydecode.models.expansion import ItemText
+from lazydecode.models.field_inference import FieldInferenceError, FieldRules
+from lazydecode.models.processor_call import Media, ProcessorCall, ProcessorOutput
+from lazydecode.models.tokenization import PromptTokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedItem:
+    """What the model's processor makes of one item, independent of every other item."""
+
+    kwargs: MultiModalKwargsItem
+    text: ItemText
+
+
+class ItemProcessor:
+    """Runs the processor for one item at a time, on the model's own template.
+
+    Threads share it; a class that is not re-entrant runs under a lock.
+
+    Args:
+        call: The processor.
+        texts: Modality -> the prompt of a conversation that holds one such item alone.
+        placeholders: Modality -> the text that stands for one item in it.
+        rules: Modality -> how its tensors join.
+        reentrant: Whether several threads may be inside the processor.
+    """
+
+    def __init__(
+        self,
+        call: ProcessorCall,
+        *,
+        texts: Mapping[str, str],
+        placeholders: Mapping[str, str],
+        rules: Mapping[str, FieldRules],
+        reentrant: bool = True,
+    ) -> None:
+        self.call = call
+        self.texts = dict(texts)
+        self.placeholders = dict(placeholders)
+        self.rules = dict(rules)
+        self._lock: Any = nullcontext() if reentrant else threading.RLock()
+
+    def process(
+        self,
+        modality: str,
+        item: Any,
+        options: Mapping[str, Any] | None = None,
+        *,
+        index: int | None = None,
+        substitutes: Mapping[str, Any] | None = None,
+    ) -> ProcessedItem:
+        """Return the tensors and the text of one decoded item.
+
+        Args:
+            modality: `image`, `video` or `audio`.
+            item: A picture; (frames, metadata); samples at the processor's rate.
+            options: The request's processor options.
+            index: Position in the request, for the error.
+            substitutes: See `ProcessorCall`.
+
+        Raises:
+            InvalidRequestError: If the processor refuses the item.
+        """
+        output = self.run(modality, item, options, index=index, substitutes=substitutes)
+        try:
+            kwargs = self.rules[modality].item(output.tensors)
+        except FieldInferenceError as exc:
+            raise InvalidRequestError(str(exc), modality=modality, index=index) from exc
+        return ProcessedItem(kwargs, self.text_of(modality, item, output))
+
+    def run(
+        self,
+        modality: str,
+        item: Any,
+        options: Mapping[str, Any] | None = None,
+        *,
+        index: int | None = None,
+        substitutes: Mapping[str, Any] | None = None,
+    ) -> ProcessorOutput:
+        """Return what the processor says to one item.
+
+        Raises:
+            InvalidRequestError: If the processor refuses the item.
+        """
+        try:
+            with self._lock:
+                return self.call(
+                    self.texts[modality],
+                    Media.single(modality, item),
+                    options,
+                    substitutes=substitutes,
+                )
+        except LazyDecodeError:
+            raise
+        except (MemoryError, RecursionError):
+            raise
+        except Exception as exc:
+            # Everything here is Hugging Face code over one item and its options.
+            raise InvalidRequestError(
+                f"the model's processor refuses {modality} {0 if index is None else index}: "
+                f"{refusal(exc)}",
+                modality=modality,
+                index=index,
+            ) from exc
+
+    def text_of(self, modality: str, item: Any, output: ProcessorOutput) -> ItemText:
+        """Return what stands in the prompt for the item that gave this output."""
+        tokenizer = self.call.tokenizer
+        shape = shape_of(modality, item)
+        found = [o for o in output.offsets if o["type"] == modality] or output.offsets
+        if found:
+            return ItemText(modality, tokenizer.collapse(found[0]["replacement"]), shape=shape)
+        ids = token_difference(
+            tokenizer,
+            self.texts[modality],
+            self.placeholders.get(modality, ""),
+            output.input_ids,
+            output.add_special_tokens,
+        )
+        return ItemText(modality, None, tuple(ids), shape)
+
+
+def refusal(exc: BaseException) -> str:
+    """Return the reason of a processor's exception in one line, without addresses."""
+    text = " ".join(str(exc).split()) or type(exc).__name__
+    return text if len(text) <= 300 else text[:297] + "..."
+
+
+def shape_of(modality: str, item: Any) -> tuple[Any, ...]:
+    """Return the size of a decoded item: what a stand-in of the same size is made from."""
+    if modality == "image":
+        size = getattr(item, "size", None)
+        if isinstance(size, tuple) and len(size) == 2:
+            return (int(size[1]), int(size[0]))
+        shape = tuple(int(n) for n in item.shape)
+        return shape[:2] if shape[-1] in (1, 3, 4) else shape[-2:]
+    if modality == "video":
+        frames, metadata = item if isinstance(item, tuple) else (item, {})
+        shape = tuple(int(n) for n in frames.shape[:3])
+        return (*shape, tuple(sorted(_plain(metadata).items())))
+    return (int(item.shape[-1]),)
+
+
+def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in metadata.items()}
+
+
+def token_difference(
+    tokenizer: PromptTokenizer,
+    text: str,
+    placeholder: str,
+    expanded: list[int],
+    add_special_tokens: bool,
+) -> list[int]:
+    """Return the ids that a processor put in place of the placeholder, by comparing ids.
+
+    Raises:
+        FieldInferenceError: If the rest of the prompt did not stay as it was.
+    """
+    plain = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    pattern = tokenizer.encode(placeholder, add_special_tokens=False) if placeholder else []
+    at = next(
+        (i for i in range(len(plain)) if pattern and plain[i : i + len(pattern)] == pattern), None
+    )
+    if at is None:
+        if expanded[: len(plain)] == plain:
+            return expanded[len(plain) :]
+        if len(plain) <= len(expanded) and expanded[len(expanded) - len(plain) :] == plain:
+            return expanded[: len(expanded) - len(plain)]
+        raise FieldInferenceError("the processor's ids do not contain those of the prompt")
+    rest = len(plain) - at - len(pattern)
+    head, tail = plain[:at], plain[len(plain) - rest :]
+    if expanded[:at] != head or (rest and expanded[len(expanded) - rest :] != tail):
+        raise FieldInferenceError("the processor's ids do not contain those around the item")
+    return expanded[at : len(expanded) - rest]

@@ -1,0 +1,235 @@
+"""One call of a Hugging Face processor: our tokenizer inside it, plain values out of it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lazydecode.models.tokenization import PromptTokenizer
+
+TEXT_KEYS: Final = frozenset(
+    {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "position_ids"}
+)
+"""Outputs that belong to the text, whatever the family."""
+OFFSETS_KEY: Final = "text_replacement_offsets"
+_METADATA_FIELDS: Final = (
+    "total_num_frames",
+    "fps",
+    "width",
+    "height",
+    "duration",
+    "video_backend",
+    "frames_indices",
+)
+
+
+@dataclass(slots=True)
+class Media:
+    """The media of one call, per modality, in the order of the text."""
+
+    images: list[Any] = field(default_factory=list)
+    videos: list[Any] = field(default_factory=list)
+    """Frames, or (frames, metadata)."""
+    audios: list[Any] = field(default_factory=list)
+    """Samples at the processor's own rate."""
+
+    @classmethod
+    def single(cls, modality: str, item: Any) -> Media:
+        """Return the media of a call with one item."""
+        return cls.of({modality: [item]})
+
+    @classmethod
+    def of(cls, items: Mapping[str, Sequence[Any]]) -> Media:
+        """Return the media of a call from modality -> items."""
+        return cls(
+            list(items.get("image", ())), list(items.get("video", ())), list(items.get("audio", ()))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorOutput:
+    """What a processor returned for one text."""
+
+    input_ids: list[int]
+    tensors: dict[str, Any]
+    """Everything that does not belong to the text."""
+    text_tensors: dict[str, Any]
+    """What belongs to the text besides its ids."""
+    offsets: list[dict[str, Any]]
+    """The replacements as the class reports them; empty if it reports none."""
+    text: str
+    """The text that was tokenized last: placeholders are expanded in it."""
+    add_special_tokens: bool
+
+
+class ProcessorCall:
+    """Calls one Hugging Face processor. Threads may share it if the class is re-entrant.
+
+    The processor is a shallow copy whose tokenizer is ours: it tokenizes runs once, understands
+    marked text, and keeps no padding state that threads would share.
+
+    Args:
+        processor: The model's processor.
+        tokenizer: Our tokenizer over the same vocabulary.
+        options: Options of every call, as the processor takes them.
+    """
+
+    def __init__(
+        self, processor: Any, tokenizer: PromptTokenizer, options: Mapping[str, Any] | None = None
+    ) -> None:
+        self.processor = processor
+        self.tokenizer = tokenizer
+        self.options = dict(options or {})
+        parameters = inspect.signature(type(processor).__call__).parameters
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+        self.audio_name = "audios" if "audios" in parameters else "audio"
+        self.reports_offsets = takes_any
+        self.takes_text = "text" in parameters or takes_any
+        bos = getattr(tokenizer.hf_tokenizer, "bos_token", None)
+        self._bos = bos if isinstance(bos, str) and bos else None
+        audio = audio_processor_of(processor)
+        self.sampling_rate: int | None = getattr(audio, "sampling_rate", None)
+
+    def __call__(
+        self,
+        text: str,
+        media: Media,
+        options: Mapping[str, Any] | None = None,
+        *,
+        substitutes: Mapping[str, Any] | None = None,
+    ) -> ProcessorOutput:
+        """Run the processor on one text and its media.
+
+        Args:
+            text: The prompt; marked tokens are codes.
+            media: Its items, in the order of the text.
+            options: Options of this call, over those of every call.
+            substitutes: Attribute name -> stand-in for a part of the processor.
+
+        Raises:
+            Exception: Whatever the processor raises.
+        """
+        proxy = TokenizerProxy(self.tokenizer)
+        processor = copy.copy(self.processor)
+        processor.tokenizer = proxy
+        for name, part in (substitutes or {}).items():
+            setattr(processor, name, part)
+        arguments: dict[str, Any] = {**self.options, **(options or {}), "return_tensors": "pt"}
+        if self.reports_offsets:
+            arguments["return_text_replacement_offsets"] = True
+        if self._bos is not None and text.startswith(self._bos):
+            arguments.setdefault("add_special_tokens", False)
+        if media.images:
+            arguments["images"] = media.images
+        if media.videos:
+            arguments["videos"] = [v[0] if isinstance(v, tuple) else v for v in media.videos]
+            metadata = [v[1] for v in media.videos if isinstance(v, tuple)]
+            if metadata:
+                # A fresh object each time: some classes write a default fps into it.
+                arguments["video_metadata"] = [plain_metadata(m) for m in metadata]
+            arguments.setdefault(
+                "do_sample_frames", any(m.get("do_sample_frames") for m in metadata)
+            )
+            arguments["return_metadata"] = True
+        if media.audios:
+            arguments[self.audio_name] = media.audios
+            if self.sampling_rate is not None:
+                arguments.setdefault("sampling_rate", self.sampling_rate)
+        output = processor(text=[text], **arguments)
+        return _split(dict(output), proxy)
+
+
+def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those facts about a decoded video that transformers knows."""
+    return {name: metadata[name] for name in _METADATA_FIELDS if name in metadata}
+
+
+def audio_processor_of(processor: Any) -> Any | None:
+    """Return the part of a processor that takes audio."""
+    for name in ("audio_processor", "feature_extractor"):
+        part = getattr(processor, name, None)
+        if part is not None:
+            return part
+    return None
+
+
+def _split(output: dict[str, Any], proxy: TokenizerProxy) -> ProcessorOutput:
+    """Sort a processor's outputs into those of the text and those of the items."""
+    ids = output.pop("input_ids", None)
+    ids = [] if ids is None else _first_row(ids)
+    offsets = output.pop(OFFSETS_KEY, None) or []
+    offsets = list(offsets[0]) if offsets and isinstance(offsets[0], list) else list(offsets)
+    output.pop("video_metadata", None)
+    text_tensors: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
+    for name, value in output.items():
+        shape = tuple(getattr(value, "shape", ()))
+        belongs_to_text = name in TEXT_KEYS or (len(ids) > 1 and shape[:2] == (1, len(ids)))
+        (text_tensors if belongs_to_text else tensors)[name] = value
+    return ProcessorOutput(
+        ids, tensors, text_tensors, offsets, proxy.last_text, proxy.last_add_special_tokens
+    )
+
+
+def _first_row(ids: Any) -> list[int]:
+    rows = ids.tolist() if hasattr(ids, "tolist") else ids
+    return list(rows[0]) if rows and isinstance(rows[0], list) else list(rows)
+
+
+class TokenizerProxy:
+    """Stands in for the tokenizer inside one processor call; remembers what it was asked.
+
+    Only what a processor does with one text is answered here, at the cost of collapsed runs;
+    everything else is the real tokenizer's. One object serves one call.
+    """
+
+    def __init__(self, tokenizer: PromptTokenizer) -> None:
+        self._own = tokenizer
+        self.last_text = ""
+        self.last_add_special_tokens = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own.hf_tokenizer, name)
+
+    def __len__(self) -> int:
+        return len(self._own.hf_tokenizer)
+
+    def __call__(
+        self,
+        text: Any,
+        text_pair: Any = None,
+        *,
+        add_special_tokens: bool = True,
+        return_tensors: Any = None,
+        return_token_type_ids: bool | None = None,
+        return_attention_mask: bool | None = None,
+        **_unused: Any,
+    ) -> Any:
+        """Tokenize one text or a list of texts; padding and truncation never apply to one."""
+        from transformers import BatchEncoding
+
+        if text_pair is not None:
+            raise ValueError("a pair of texts is not a prompt")
+        texts = [text] if isinstance(text, str) else list(text)
+        self.last_text = texts[-1] if texts else ""
+        self.last_add_special_tokens = add_special_tokens
+        rows = [self._own.encode(t, add_special_tokens=add_special_tokens) for t in texts]
+        length = max(map(len, rows), default=0)
+        names = self._own.hf_tokenizer.model_input_names
+        if return_tensors is not None and any(len(row) != length for row in rows):
+            raise ValueError("texts of different length do not make one tensor")
+        data: dict[str, Any] = {"input_ids": rows}
+        if return_token_type_ids or (return_token_type_ids is None and "token_type_ids" in names):
+            data["token_type_ids"] = [[0] * len(row) for row in rows]
+        if return_attention_mask or return_attention_mask is None:
+            data["attention_mask"] = [[1] * len(row) for row in rows]
+        if isinstance(text, str) and return_tensors is None:
+            data = {name: value[0] for name, value in data.items()}
+        return BatchEncoding(data, tensor_type=return_tensors)
+
+    def encode(self, text: str, add_special_tokens: bool = True, **_unused: Any) -> list[int]:
+        """Return the ids of one text."""
+        return self._own.encode(text, add_special_tokens=add_special_tokens)

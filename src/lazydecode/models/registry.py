@@ -1,0 +1,76 @@
+"""Records for the model families that the generic way does not serve alone.
+
+Every field is optional and its default is the generic way; a family without a record needs
+none. A record is found by the name of the processor's class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from lazydecode.errors import LazyDecodeError
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyRecord:
+    """How a family differs from the generic way."""
+
+    placement: Literal["in_text", "prompt_start", "none", "either_or"] = "in_text"
+    """Where items stand: at placeholders, before the text, in the encoder only, or instead of
+    the text."""
+    item_text: Mapping[str, str] = field(default_factory=dict)
+    """Modality -> prompt of one item alone, where the template cannot give it."""
+    whole_request: bool = False
+    """The prompt's ids come from one run of the processor over stand-ins of all items."""
+    header: Mapping[str, Literal["meta", "blank", "silence", "content"]] = field(
+        default_factory=dict
+    )
+    """Modality -> how an item's text follows from its header; `content`: not at all."""
+    max_items: Mapping[str, int] = field(default_factory=dict)
+    """Modality -> items per request that the class takes."""
+    offset_tensors: Mapping[str, str] = field(default_factory=dict)
+    """Tensor of row numbers into the batch -> tensor whose rows it counts."""
+    reentrant: bool = True
+    """Whether several threads may be inside the processor."""
+    deterministic: bool = True
+    """Whether the same item gives the same tensors each time; false: never cached."""
+    scalar_metadata: bool = False
+    """The class takes one video's metadata, not a list."""
+    reason: str = ""
+    """Why there is a record."""
+
+
+_RECORDS: dict[str, FamilyRecord] = {}
+_DEFAULT = FamilyRecord()
+
+
+def register(processor_class: str, record: FamilyRecord) -> None:
+    """Add the record of a family, under the name of its processor's class."""
+    if processor_class in _RECORDS:
+        raise ValueError(f"{processor_class} has a record already")
+    _RECORDS[processor_class] = record
+
+
+def record_for(processor: object) -> FamilyRecord:
+    """Return the record of a processor's class, or the one that changes nothing."""
+    return _RECORDS.get(type(processor).__name__, _DEFAULT)
+
+
+def has_record(processor: object) -> bool:
+    """Whether the family has a record of its own."""
+    return type(processor).__name__ in _RECORDS
+
+
+class ModelLoadError(LazyDecodeError):
+    """The model cannot be served as it is; the message says what is missing."""
+
+
+register(
+    "HyperCLOVAXVisionV2Processor",
+    FamilyRecord(
+        reentrant=False,
+        reason="keeps the durations of pending videos on itself between two of its methods",
+    ),
+)

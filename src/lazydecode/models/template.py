@@ -1,0 +1,199 @@
+"""A conversation to the text of a prompt, by the model's own chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lazydecode.errors import InvalidRequestError
+from lazydecode.models.marks import TextMarker
+
+Message = Mapping[str, Any]
+"""A role and a content: a string, or a list of text parts and media parts (type = modality)."""
+
+MODALITIES: Final = ("image", "video", "audio")
+_PROBE: Final = "lazydecodeprobe"
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedPrompt:
+    """The text of a prompt, with a placeholder per media item."""
+
+    text: str
+    """What the template wrote; control tokens that the conversation spells are codes in it."""
+    num_placeholders: dict[str, int] = field(default_factory=dict)
+    """Media parts per modality in the messages that were rendered."""
+
+    @property
+    def num_items(self) -> int:
+        """Media parts of all modalities."""
+        return sum(self.num_placeholders.values())
+
+
+class ChatTemplate:
+    """The model's chat template. Immutable after construction; threads share it.
+
+    Args:
+        template: Jinja source.
+        special_tokens: Names that the template may use, for example `bos_token`.
+        marker: Marks control tokens in the conversation.
+    """
+
+    def __init__(
+        self, template: str, special_tokens: Mapping[str, Any], marker: TextMarker
+    ) -> None:
+        self.template = template
+        self.marker = marker
+        self._special_tokens = dict(special_tokens)
+        self._takes_text: dict[tuple[str, bool], bool] = {}
+        for role in ("system", "user", "assistant", "tool"):
+            for as_parts in (False, True):
+                self._takes_text[role, as_parts] = self._shows_text(role, as_parts=as_parts)
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether a user message may be a list of parts."""
+        return self._takes_text["user", True]
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+    ) -> RenderedPrompt:
+        """Return the prompt of a conversation.
+
+        Raises:
+            InvalidRequestError: If the template refuses the conversation.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise InvalidRequestError(
+                "add_generation_prompt and continue_final_message exclude each other"
+            )
+        shaped = [self._shape(message) for message in messages]
+        options = dict(chat_template_kwargs or {})
+        if "chat_template" in options:
+            raise InvalidRequestError("chat_template_kwargs cannot replace the chat template")
+        text = self._run(
+            self.marker.mark(shaped),
+            tools=self.marker.mark(list(tools)) if tools else None,
+            documents=self.marker.mark(list(documents)) if documents else None,
+            options=self.marker.mark(options),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        )
+        return RenderedPrompt(self.marker.seal(text), count_parts(messages))
+
+    def render_items(self, modalities: Sequence[str]) -> str:
+        """Return the prompt of one user message that holds these items and no text."""
+        return self.render([{"role": "user", "content": [{"type": m} for m in modalities]}]).text
+
+    def _run(
+        self,
+        messages: Any,
+        *,
+        tools: Any = None,
+        documents: Any = None,
+        options: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered, _ = render_jinja_template(
+                conversations=[messages],
+                tools=tools,
+                documents=documents,
+                chat_template=self.template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **{**self._special_tokens, **(options or {})},
+            )
+        except Exception as exc:
+            # A template is a program of the model's; whatever it raises is about these messages.
+            raise InvalidRequestError(f"the chat template refuses the messages: {exc}") from exc
+        return str(rendered[0])
+
+    def _shows_text(self, role: str, *, as_parts: bool) -> bool:
+        """Whether the template writes the text of a message of this role and form."""
+        content: Any = [{"type": "text", "text": _PROBE}] if as_parts else _PROBE
+        messages = [{"role": role, "content": content}]
+        if role != "user":
+            other = [{"type": "text", "text": "x"}] if as_parts else "x"
+            user = {"role": "user", "content": other}
+            messages = [*messages, user] if role == "system" else [user, *messages]
+        try:
+            text = self._run(messages, add_generation_prompt=False)
+        except InvalidRequestError:
+            return False
+        return _PROBE in text and f"'{_PROBE}'" not in text and f'"{_PROBE}"' not in text
+
+    def _shape(self, message: Message) -> Message:
+        """Return the message in a form that the template shows: a string or a list of parts."""
+        role = str(message.get("role"))
+        content = message.get("content")
+        if isinstance(content, str):
+            if self._shows(role, False) or not self._shows(role, True):
+                return message
+            return {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, list | tuple):
+            only_text = all(part.get("type") == "text" for part in content)
+            if not only_text or self._shows(role, True) or not self._shows(role, False):
+                return message
+            return {**message, "content": "\n".join(str(part["text"]) for part in content)}
+        return message
+
+    def _shows(self, role: str, as_parts: bool) -> bool:
+        return self._takes_text.get((role, as_parts), self._takes_text["user", as_parts])
+
+
+def count_parts(messages: Iterable[Message]) -> dict[str, int]:
+    """Return how many media parts of each modality the messages hold, in `MODALITIES`' order."""
+    counts: dict[str, int] = {}
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list | tuple):
+            for part in content:
+                kind = part.get("type")
+                if kind != "text":
+                    counts[kind] = counts.get(kind, 0) + 1
+    order = {m: i for i, m in enumerate(MODALITIES)}
+    return dict(sorted(counts.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def control_tokens(tokenizer: Any, template: str | None, placeholders: Iterable[Any]) -> list[str]:
+    """Return the spellings that stay text when a conversation contains them.
+
+    All special tokens, the placeholders of the processor, and those other added tokens that the
+    template writes itself; white space never. A token that the template does not write and
+    that is not special (`<tool_call>`, say) keeps its meaning in an assistant's own message.
+    """
+    literal = _literal_text(template) if template else ""
+    found = [str(placeholder) for placeholder in placeholders]
+    for token in (getattr(tokenizer, "added_tokens_decoder", {}) or {}).values():
+        content = token.content
+        if content.strip() and (token.special or content in literal):
+            found.append(content)
+    return [token for token in dict.fromkeys(found) if token and token.strip()]
+
+
+def _literal_text(template: str) -> str:
+    """Return the strings that a template can write as they stand, joined by null characters."""
+    import jinja2
+    from jinja2 import nodes
+
+    try:
+        tree = jinja2.Environment(  # noqa: S701 - parsed only, nothing is rendered here
+            extensions=["jinja2.ext.loopcontrols"]
+        ).parse(template)
+    except jinja2.TemplateSyntaxError:
+        return template  # with `{% generation %}`, say: every token it mentions then counts
+    texts = {node.data for node in tree.find_all(nodes.TemplateData)}
+    texts |= {n.value for n in tree.find_all(nodes.Const) if isinstance(n.value, str)}
+    return "\0".join(texts)
