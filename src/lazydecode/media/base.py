@@ -198,6 +198,27 @@ class MediaRef(Generic[_T]):
         fork._media = self._media
         return fork
 
+    def renew(self) -> MediaRef[_T]:
+        """Return an undecoded ref to the same media that decodes on its own.
+
+        Nothing that it decodes is kept here: whoever holds encoded media for later hands out
+        renewed refs, and holds no pixels.
+
+        Raises:
+            RuntimeError: If this ref was released.
+        """
+        decoder = self._decoder
+        if decoder is None:
+            raise RuntimeError("cannot renew: the encoded media was released")
+        return MediaRef(
+            decoder,
+            self._data,
+            self._spec,
+            key=self._key,
+            header_probe=lambda: self.header,
+            key_covers_spec=self._key_covers_spec,
+        )
+
     def release(self) -> None:
         """Let go of the payload and of the decoder; a running decode still finishes.
 
