@@ -22,10 +22,14 @@ from lazydecode.media.base import (
 )
 
 if TYPE_CHECKING:
+    from lazydecode.media.audio import AudioMediaIO, normalize_channels, resample
+    from lazydecode.media.estimate import estimate_decoded_bytes
     from lazydecode.media.image import ImageMediaIO
+    from lazydecode.media.video import VideoMediaIO, plan_frames
 
 __all__ = [
     "AudioHeader",
+    "AudioMediaIO",
     "DecodeSpec",
     "ImageHeader",
     "ImageMediaIO",
@@ -34,11 +38,22 @@ __all__ = [
     "MediaRef",
     "PayloadDigest",
     "VideoHeader",
+    "VideoMediaIO",
     "derive_media_key",
+    "estimate_decoded_bytes",
+    "normalize_channels",
+    "plan_frames",
+    "resample",
 ]
 
 _LAZY = {
+    "AudioMediaIO": "audio",
     "ImageMediaIO": "image",
+    "VideoMediaIO": "video",
+    "estimate_decoded_bytes": "estimate",
+    "normalize_channels": "audio",
+    "plan_frames": "video",
+    "resample": "audio",
 }
 """Public name -> module of this package that has it."""
 
