@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,9 @@ class VideoHeader:
     """Frames that the container states, or that its packets count; None if unknown."""
     has_audio: bool = False
     """Whether there is an audio track."""
+    frame_times_s: NDArray[np.float64] | None = field(default=None, repr=False, compare=False)
+    """Shape (num_frames,): when each frame is shown, in seconds from the container's start;
+    None if the packets do not say."""
 
 
 MediaHeader = ImageHeader | AudioHeader | VideoHeader

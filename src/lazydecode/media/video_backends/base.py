@@ -1,0 +1,204 @@
+"""What every video decoder of ours has in common: the frame choice and the limits.
+
+Which frames a request gets is decided here, from the container's packets, so that it does not
+depend on the library that turns them into pixels.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lazydecode.errors import CorruptMediaError, MediaTooLargeError
+from lazydecode.limits import DecodeLimits
+from lazydecode.media.video_backends.container import open_video
+from lazydecode.media.video_backends.counting import UntrustedTimesError, count_frames
+from lazydecode.media.video_backends.frame_index import FrameIndex, scan_packets
+from lazydecode.media.video_sampling import (
+    FrameSampler,
+    SamplingOptions,
+    Timeline,
+    select_frames,
+)
+
+
+class VideoMetadata(TypedDict):
+    """What a decoded video says about itself and about the frames that were taken."""
+
+    fps: float
+    """Average frame rate of the source."""
+    duration: float
+    """Seconds of the source."""
+    total_num_frames: int
+    """Frames in the source."""
+    frames_indices: list[int]
+    """For each returned frame, its number in the source."""
+    timestamps: list[float]
+    """For each returned frame, when the source shows it, in seconds from its start."""
+    video_backend: str
+    do_sample_frames: bool
+    """Whether a processor may sample once more; False: the frames are the chosen ones."""
+    width: int
+    """Width of the returned frames."""
+    height: int
+
+
+DecodedVideo = tuple[NDArray[np.uint8], VideoMetadata]
+"""Frames of shape (frames, height, width, 3), RGB, upright; and what they are."""
+
+
+@dataclass(frozen=True)
+class DecodedFrames:
+    """What a backend returns for a list of wanted frames."""
+
+    frames: NDArray[np.uint8]
+    """Shape (kept, height, width, 3)."""
+    indices: list[int]
+    """Number of each returned frame: the wanted ones less those that do not decode."""
+
+
+class VideoLoader(ABC):
+    """A video decoder; `limits` may be replaced before the first decode.
+
+    Subclasses say how frames are read; the frame choice is common. One loader may serve
+    several threads: it keeps nothing between calls.
+    """
+
+    name: ClassVar[str]
+    """The name under which it is registered."""
+    own_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that mean something to this backend alone: they go when another is chosen."""
+    startup_options: ClassVar[frozenset[str]] = frozenset()
+    """Options that a request may not set."""
+    limits: DecodeLimits = DecodeLimits()
+    """What one decode may produce."""
+
+    @classmethod
+    @abstractmethod
+    def fingerprint(cls) -> str:
+        """Library and version that decode here."""
+
+    @classmethod
+    def options(cls, num_frames: int, options: dict[str, Any]) -> SamplingOptions:
+        """Check the sampling options and return them with this backend's defaults.
+
+        Raises:
+            ValidationError: If one is of the wrong type or out of range.
+        """
+        return SamplingOptions.parse(num_frames, options)
+
+    @classmethod
+    def sampler(cls, options: dict[str, Any]) -> FrameSampler | None:
+        """How frames are spread; None is `sample_uniformly`."""
+        return None
+
+    @classmethod
+    def select(cls, num_frames: int, options: dict[str, Any], timeline: Timeline) -> list[int]:
+        """Return the numbers of the frames that a decode with these options takes."""
+        return select_frames(cls.options(num_frames, options), timeline, cls.sampler(options))
+
+    def load_bytes(self, data: bytes, num_frames: int = -1, **options: Any) -> DecodedVideo:
+        """Decode the chosen frames of `data`.
+
+        Raises:
+            CorruptMediaError: If nothing can be decoded, or the file is cut off.
+            MediaTooLargeError: If the chosen frames are over a limit.
+            ValidationError: If an option is wrong, or does not fit this video.
+        """
+        sampling = self.options(num_frames, options)
+        with open_video(data) as (container, stream):
+            index = scan_packets(container, stream)
+        if index.is_cut and not sampling.frame_recovery:
+            raise CorruptMediaError(
+                f"the video is cut off: {len(index.pts)} of {index.stated_packets} frames are there"
+            )
+        if not index.is_trusted:
+            return self._load(data, count_frames(data), sampling, options)
+        try:
+            return self._load(data, index, sampling, options)
+        except UntrustedTimesError:
+            return self._load(data, count_frames(data), sampling, options)
+
+    def _load(
+        self,
+        data: bytes,
+        index: FrameIndex,
+        sampling: SamplingOptions,
+        options: dict[str, Any],
+    ) -> DecodedVideo:
+        wanted = select_frames(sampling, index.timeline, self.sampler(options))
+        check_frame_count(len(wanted), self.limits)
+        decoded = self.read_frames(data, index, wanted, sampling.frame_recovery, options)
+        if not decoded.indices:
+            raise CorruptMediaError(
+                f"none of the {len(wanted)} chosen frames decodes (codec {index.codec})"
+            )
+        metadata = describe(index.timeline, decoded.indices, self.name)
+        height, width = decoded.frames.shape[1:3]
+        metadata["width"], metadata["height"] = width, height
+        return decoded.frames, metadata
+
+    @abstractmethod
+    def read_frames(
+        self,
+        data: bytes,
+        index: FrameIndex,
+        wanted: Sequence[int],
+        recover: bool,
+        options: dict[str, Any],
+    ) -> DecodedFrames:
+        """Decode the frames with the numbers `wanted`, in that order; repeats are allowed.
+
+        Frames that do not decode are left out, or, if `recover`, replaced by the next frame
+        that does.
+        """
+
+
+def describe(timeline: Timeline, indices: list[int], backend: str) -> VideoMetadata:
+    """Return the metadata of the frames `indices`; their size is left 0."""
+    return {
+        "fps": timeline.fps,
+        "duration": timeline.duration_s,
+        "total_num_frames": timeline.num_frames,
+        "frames_indices": indices,
+        "timestamps": [float(timeline.times_s[index]) for index in indices],
+        "video_backend": backend,
+        "do_sample_frames": False,
+        "width": 0,
+        "height": 0,
+    }
+
+
+def check_frame_count(num_frames: int, limits: DecodeLimits) -> None:
+    """Raise if one video may not keep so many frames.
+
+    Raises:
+        MediaTooLargeError: If it is over the limit.
+    """
+    if num_frames > limits.max_video_frames:
+        raise MediaTooLargeError(
+            f"{num_frames} frames of the video are asked for, at most {limits.max_video_frames} "
+            "are allowed: ask for fewer with num_frames, fps or max_frames"
+        )
+
+
+def allocate_frames(
+    num_frames: int, width: int, height: int, limits: DecodeLimits
+) -> NDArray[np.uint8]:
+    """Return an uninitialised array for so many RGB frames, if the limit allows it.
+
+    Raises:
+        MediaTooLargeError: If it would be over the limit; nothing was allocated then.
+    """
+    num_bytes = num_frames * width * height * 3
+    if num_bytes > limits.max_video_decoded_bytes:
+        raise MediaTooLargeError(
+            f"{num_frames} frames of {width}x{height} pixels need {num_bytes} bytes, at most "
+            f"{limits.max_video_decoded_bytes} are allowed: ask for fewer frames"
+        )
+    return np.empty((num_frames, height, width, 3), dtype=np.uint8)

@@ -1,0 +1,100 @@
+"""From a decoded frame to upright RGB pixels in a given buffer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_BACKGROUND: Final = 255
+"""Grey level behind transparent pixels: white, as for images."""
+
+
+@dataclass(frozen=True, slots=True)
+class Orientation:
+    """One of the eight ways in which a display matrix with right angles turns a frame."""
+
+    swaps_sides: bool = False
+    flips_rows: bool = False
+    flips_columns: bool = False
+
+    @classmethod
+    def from_matrix(cls, matrix: NDArray[np.int32]) -> Orientation:
+        """Return what the 3x3 fixed-point matrix does; other angles go to the nearest.
+
+        Args:
+            matrix: Shape (9,), as in ISO/IEC 14496-12 (`tkhd`): a pixel at (x, y) is shown
+                at (m[0] x + m[3] y, m[1] x + m[4] y).
+        """
+        a, b, c, d = (int(matrix[i]) for i in (0, 1, 3, 4))
+        if abs(a) + abs(d) >= abs(b) + abs(c):
+            return cls(False, d < 0, a < 0)
+        return cls(True, b < 0, c < 0)
+
+    def apply(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return a turned view of `image` (height, width, channels); nothing is copied."""
+        if self.swaps_sides:
+            image = image.transpose(1, 0, 2)
+        if self.flips_rows:
+            image = image[::-1]
+        if self.flips_columns:
+            image = image[:, ::-1]
+        return image
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """Return (width, height) after turning."""
+        return (height, width) if self.swaps_sides else (width, height)
+
+
+UPRIGHT: Final = Orientation()
+"""The orientation of a frame without a display matrix."""
+
+
+def orientation_of(frame: Any) -> Orientation:
+    """Return how a decoded PyAV frame must be turned to stand upright."""
+    if not frame.rotation and not len(frame.side_data):
+        return UPRIGHT
+    side_data = frame.side_data.get("DISPLAYMATRIX")
+    if side_data is None:
+        return UPRIGHT
+    return Orientation.from_matrix(np.frombuffer(bytes(side_data), dtype=np.int32))
+
+
+def upright_size(frame: Any) -> tuple[int, int]:
+    """Return (width, height) of a decoded PyAV frame once it stands upright."""
+    return orientation_of(frame).size(frame.width, frame.height)
+
+
+def write_rgb(frame: Any, out: NDArray[np.uint8]) -> None:
+    """Write a decoded PyAV frame, upright, into `out` of shape (height, width, 3).
+
+    A frame of another size than `out` (the stream changed its resolution) is scaled to it.
+    Transparent pixels show white.
+    """
+    orientation = orientation_of(frame)
+    out_height, out_width = out.shape[:2]
+    width, height = orientation.size(out_width, out_height)
+    pixel_format = frame.format
+    has_alpha = pixel_format.name == "pal8" or any(c.is_alpha for c in pixel_format.components)
+    packed = frame.reformat(
+        width=width,
+        height=height,
+        format="rgba" if has_alpha else "rgb24",
+        # One thread: the media pool is what keeps the cores busy.
+        threads=1,
+    )
+    channels = 4 if has_alpha else 3
+    plane = packed.planes[0]
+    rows = np.frombuffer(plane, dtype=np.uint8).reshape(-1, plane.line_size)[:height]
+    image = rows[:, : width * channels].reshape(height, width, channels)
+    if has_alpha:
+        image = _on_background(image)
+    out[...] = orientation.apply(image)
+
+
+def _on_background(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    alpha = image[..., 3:].astype(np.uint32)
+    blended = image[..., :3] * alpha + _BACKGROUND * (255 - alpha)
+    return ((blended + 127) // 255).astype(np.uint8)
