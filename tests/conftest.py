@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.origin import inside, origin  # noqa: F401  # fixtures
+
 GRACE_S = 5.0
 """How long a test's threads, jobs and descriptors may take to go away after it."""
 SPARE_DESCRIPTORS = 8

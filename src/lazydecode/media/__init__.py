@@ -23,37 +23,70 @@ from lazydecode.media.base import (
 
 if TYPE_CHECKING:
     from lazydecode.media.audio import AudioMediaIO, normalize_channels, resample
+    from lazydecode.media.budget import ByteBudget
+    from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaPayload
+    from lazydecode.media.decode import (
+        MediaDecodeJob,
+        collect_media_decodes,
+        collect_media_decodes_async,
+        submit_media_decodes,
+    )
+    from lazydecode.media.download_cache import DownloadCache
     from lazydecode.media.estimate import estimate_decoded_bytes
+    from lazydecode.media.executor import MediaExecutor
+    from lazydecode.media.http import HttpConnection
     from lazydecode.media.image import ImageMediaIO
     from lazydecode.media.video import VideoMediaIO, plan_frames
 
 __all__ = [
+    "MEDIA_CONNECTOR_REGISTRY",
     "AudioHeader",
     "AudioMediaIO",
+    "ByteBudget",
     "DecodeSpec",
+    "DownloadCache",
+    "HttpConnection",
     "ImageHeader",
     "ImageMediaIO",
+    "MediaConnector",
+    "MediaDecodeJob",
+    "MediaExecutor",
     "MediaHeader",
     "MediaIO",
+    "MediaPayload",
     "MediaRef",
     "PayloadDigest",
     "VideoHeader",
     "VideoMediaIO",
+    "collect_media_decodes",
+    "collect_media_decodes_async",
     "derive_media_key",
     "estimate_decoded_bytes",
     "normalize_channels",
     "plan_frames",
     "resample",
+    "submit_media_decodes",
 ]
 
 _LAZY = {
     "AudioMediaIO": "audio",
+    "ByteBudget": "budget",
+    "DownloadCache": "download_cache",
+    "HttpConnection": "http",
     "ImageMediaIO": "image",
+    "MEDIA_CONNECTOR_REGISTRY": "connector",
+    "MediaConnector": "connector",
+    "MediaDecodeJob": "decode",
+    "MediaExecutor": "executor",
+    "MediaPayload": "connector",
     "VideoMediaIO": "video",
+    "collect_media_decodes": "decode",
+    "collect_media_decodes_async": "decode",
     "estimate_decoded_bytes": "estimate",
     "normalize_channels": "audio",
     "plan_frames": "video",
     "resample": "audio",
+    "submit_media_decodes": "decode",
 }
 """Public name -> module of this package that has it."""
 

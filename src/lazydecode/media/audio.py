@@ -102,7 +102,7 @@ class AudioMediaIO(MediaIO[Audio]):
             CorruptMediaError: If nothing reads it, it is damaged, or it has no samples.
             MediaTooLargeError: If it decodes to more than a limit; found out while decoding.
         """
-        self._check_encoded(len(data))
+        self.check_size(len(data))
         with corrupt_on_failure(_FAILED):
             return DECODERS[self.audio_backend](data, self.limits)
 
@@ -113,14 +113,14 @@ class AudioMediaIO(MediaIO[Audio]):
 
     def load_file(self, filepath: Path) -> Audio:
         """Decode a file."""
-        self._check_encoded(filepath.stat().st_size)
+        self.check_size(filepath.stat().st_size)
         return self.load_bytes(filepath.read_bytes())
 
     def load_bytes_ref(
         self, data: bytes, *, digest: PayloadDigest | None = None
     ) -> MediaRef[Audio]:
         """Return a ref over `data`; refuses at once what is over the limit on encoded bytes."""
-        self._check_encoded(len(data))
+        self.check_size(len(data))
         return super().load_bytes_ref(data, digest=digest)
 
     def load_base64_ref(self, media_type: str, data: str | bytes | memoryview) -> MediaRef[Audio]:
@@ -130,10 +130,15 @@ class AudioMediaIO(MediaIO[Audio]):
 
     def load_file_ref(self, filepath: Path) -> MediaRef[Audio]:
         """Return a ref over a file, whose size is checked before reading."""
-        self._check_encoded(filepath.stat().st_size)
+        self.check_size(filepath.stat().st_size)
         return super().load_file_ref(filepath)
 
-    def _check_encoded(self, num_bytes: int) -> None:
+    def check_size(self, num_bytes: int) -> None:
+        """Refuse a file over the limit on encoded bytes.
+
+        Raises:
+            ValidationError: If it is. It names the size in MiB.
+        """
         if num_bytes > self.get_max_bytes():
             self._refuse(num_bytes)
 

@@ -1,0 +1,493 @@
+"""`MediaConnector`: URLs become `MediaRef`s. Transport only; how bytes decode is the decoder's.
+
+The async methods are the implementation. Each blocking method forwards to the async one, on a
+loop in a thread of the connector's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Literal, ParamSpec, Self, TypeAlias, TypeVar
+
+from lazydecode.errors import BlockedURLError, LazyDecodeError, MediaTooLargeError
+from lazydecode.limits import FetchLimits, FetchPolicy
+from lazydecode.media import executor as media_executor
+from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
+from lazydecode.media.data_urls import (
+    DataURL,
+    decode_data_url,
+    measure,
+    normalize_text,
+    parse_data_url,
+)
+from lazydecode.media.download_cache import DownloadCache
+from lazydecode.media.executor import MediaExecutor
+from lazydecode.media.http import HttpBody, HttpConnection, decode_content
+from lazydecode.media.jpeg_sequence import is_jpeg_sequence
+from lazydecode.media.local_files import LocalFiles
+from lazydecode.media.portal import Portal
+from lazydecode.media.single_flight import SingleFlight
+from lazydecode.media.urls import (
+    FileURL,
+    HttpURL,
+    URLPolicy,
+    as_text,
+    is_data_url,
+    parse_url,
+    redact_url,
+)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_V = TypeVar("_V")
+_A = TypeVar("_A")
+
+MediaURL: TypeAlias = str | bytes | memoryview
+"""A URL; as bytes or a view it saves a copy of a `data:` URL's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPayload:
+    """The encoded bytes that a URL leads to, digested once for all decoders."""
+
+    data: bytes
+    digest: PayloadDigest
+
+    def __repr__(self) -> str:
+        return f"<MediaPayload, {len(self.data)} bytes>"
+
+
+@dataclass(slots=True)
+class FetchTrace:
+    """What one fetch did and how long it took; filled while `trace_fetch` is open."""
+
+    source: Literal["", "data", "file", "http", "disk"] = ""
+    is_shared: bool = False
+    """Whether the download of a concurrent fetch was joined."""
+    num_bytes: int = 0
+    num_attempts: int = 0
+    fetch_s: float = 0.0
+    """Until the encoded bytes were there; includes base64 and reading a file."""
+    digest_s: float = 0.0
+    """Building the refs, and the digest unless the bytes came by http."""
+
+
+_trace: contextvars.ContextVar[FetchTrace | None] = contextvars.ContextVar(
+    "lazydecode_fetch_trace", default=None
+)
+
+
+@contextmanager
+def trace_fetch() -> Iterator[FetchTrace]:
+    """Record the fetch that is awaited inside the block."""
+    trace = FetchTrace()
+    token = _trace.set(trace)
+    try:
+        yield trace
+    finally:
+        _trace.reset(token)
+
+
+class MediaConnector:
+    """Fetches media by `http:`, `https:`, `data:` and `file:` URL and returns refs.
+
+    Concurrent fetches of one URL, on one loop, with the same cap and time-out, share one
+    download. May be used from several loops and threads. A subclass adds a transport by
+    overriding `fetch_payload_async`, or replaces everything by `load_from_url_async`.
+
+    Args:
+        connection: The HTTP client; it stays the caller's to close. None: one of its own.
+        policy: Which URLs may be fetched.
+        limits: How much and how long.
+        download_cache: Keeps http(s) payloads on disk. None: not kept.
+        executor: Media threads. None: the process-wide ones.
+        allowed_local_media_path: Overrides the policy's field of that name.
+        allowed_media_domains: Overrides the policy's `allowed_domains`.
+
+    Raises:
+        ValueError: If the local folder does not exist, or an entry of the policy is malformed.
+    """
+
+    def __init__(
+        self,
+        connection: HttpConnection | None = None,
+        *,
+        policy: FetchPolicy | None = None,
+        limits: FetchLimits | None = None,
+        download_cache: DownloadCache | None = None,
+        executor: MediaExecutor | None = None,
+        allowed_local_media_path: str | Path = "",
+        allowed_media_domains: Sequence[str] | None = None,
+    ) -> None:
+        policy = policy or FetchPolicy()
+        if allowed_local_media_path:
+            policy = replace(policy, allowed_local_media_path=Path(allowed_local_media_path))
+        if allowed_media_domains is not None:
+            policy = replace(policy, allowed_domains=tuple(allowed_media_domains))
+        self.policy = policy
+        self.limits = limits or FetchLimits()
+        self._url_policy = URLPolicy(policy)
+        folder = policy.allowed_local_media_path
+        self._local_files = None if folder is None else LocalFiles(folder)
+        self._owns_connection = connection is None
+        self._connection = connection or HttpConnection(limits=self.limits)
+        self._download_cache = download_cache
+        # What one policy allowed to be downloaded is not another one's to read.
+        self._cache_scope = hashlib.sha256(repr(policy).encode()).hexdigest()[:16]
+        self._executor = executor
+        self._flights: dict[asyncio.AbstractEventLoop, SingleFlight[Any, MediaPayload]] = {}
+        self._portal = Portal(on_stop=self._close_loop)
+        self._is_closed = False
+
+    @property
+    def executor(self) -> MediaExecutor:
+        """The media threads that this connector uses."""
+        return self._executor or media_executor.global_thread_pool
+
+    # -- one item
+
+    async def fetch_image_async(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
+        """Fetch one image; its pixels stay encoded."""
+        with _naming("image", url):
+            return await self.load_from_url_async(
+                url, media_io, timeout_s=self.limits.image_timeout_s
+            )
+
+    def fetch_image(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
+        """Blocking form of `fetch_image_async`."""
+        return self._portal.call(self.fetch_image_async, url, media_io)
+
+    async def fetch_video_async(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
+        """Fetch one video; its frames stay encoded."""
+        with _naming("video", url):
+            return await self.load_from_url_async(
+                url, media_io, timeout_s=self.limits.video_timeout_s
+            )
+
+    def fetch_video(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
+        """Blocking form of `fetch_video_async`."""
+        return self._portal.call(self.fetch_video_async, url, media_io)
+
+    async def fetch_audio_async(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
+        """Fetch one audio clip; its samples stay encoded."""
+        with _naming("audio", url):
+            return await self.load_from_url_async(
+                url, media_io, timeout_s=self.limits.audio_timeout_s
+            )
+
+    def fetch_audio(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
+        """Blocking form of `fetch_audio_async`."""
+        return self._portal.call(self.fetch_audio_async, url, media_io)
+
+    # -- one payload, two decoders
+
+    async def fetch_video_and_audio_async(
+        self, url: MediaURL, video_io: MediaIO[_V], audio_io: MediaIO[_A]
+    ) -> tuple[MediaRef[_V], MediaRef[_A]]:
+        """Fetch a video once, for its frames and for its audio track.
+
+        One download or read, one payload, one digest pass for both keys; the stricter of the
+        decoders' caps and the video time-out apply.
+        """
+        with _naming("video", url):
+            video, audio = await self._load_refs_async(
+                url, (video_io, audio_io), timeout_s=self.limits.video_timeout_s
+            )
+        return video, audio
+
+    def fetch_video_and_audio(
+        self, url: MediaURL, video_io: MediaIO[_V], audio_io: MediaIO[_A]
+    ) -> tuple[MediaRef[_V], MediaRef[_A]]:
+        """Blocking form of `fetch_video_and_audio_async`."""
+        return self._portal.call(self.fetch_video_and_audio_async, url, video_io, audio_io)
+
+    # -- any item
+
+    async def load_from_url_async(
+        self, url: MediaURL, media_io: MediaIO[_T], *, timeout_s: float | None = None
+    ) -> MediaRef[_T]:
+        """Return a ref over what `url` leads to.
+
+        Args:
+            url: An `http:`, `https:`, `data:` or `file:` URL.
+            media_io: The decoder; its own size cap applies beside the connector's.
+            timeout_s: For the whole download. None: the time-out for videos.
+
+        Raises:
+            InvalidRequestError: If the URL is malformed or not allowed. A `ValueError`.
+            UnprocessableMediaError: If what it leads to cannot be used. A `ValueError`.
+            FetchError: If the origin cannot be reached, fails, or is too slow.
+        """
+        (ref,) = await self._load_refs_async(url, (media_io,), timeout_s=timeout_s)
+        return ref
+
+    def load_from_url(
+        self, url: MediaURL, media_io: MediaIO[_T], *, timeout_s: float | None = None
+    ) -> MediaRef[_T]:
+        """Blocking form of `load_from_url_async`."""
+        return self._portal.call(self.load_from_url_async, url, media_io, timeout_s=timeout_s)
+
+    async def load_base64_async(
+        self, media_type: str, data: bytes | memoryview, media_io: MediaIO[_T]
+    ) -> MediaRef[_T]:
+        """Return a ref over bare base64, as if it stood in a `data:` URL of that media type."""
+        parsed = DataURL(media_type, True, memoryview(data))
+        (ref,) = await self._run(self._refs_from_parsed, parsed, (media_io,), _trace.get())
+        return ref
+
+    async def fetch_payload_async(
+        self, url: str, *, max_bytes: int, timeout_s: float
+    ) -> MediaPayload:
+        """Return the encoded bytes behind a URL that is neither `data:` nor `file:`.
+
+        The seam for other transports: an override handles the schemes it knows, honours both
+        limits, and calls this one for the rest.
+        """
+        parsed = parse_url(url)
+        assert isinstance(parsed, HttpURL)
+        # Before the look-ups, so that neither the disk nor a flight answers for a URL that
+        # would be refused.
+        self._url_policy.check_url(parsed)
+        flights = self._flights_here()
+        key = (str(parsed), max_bytes, timeout_s)
+        payload, is_shared = await flights.run(
+            key, lambda: self._download(parsed, max_bytes, timeout_s)
+        )
+        if is_shared and (trace := _trace.get()):
+            trace.source, trace.is_shared = "http", True
+        return payload
+
+    async def close(self) -> None:
+        """Cancel what is fetched, close connections and threads. The executor is not closed."""
+        self._is_closed = True
+        await self._close_loop()
+        if self._portal.is_running:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self.executor.quick, self._portal.close)
+        if self._owns_connection:
+            await self._connection.close()
+
+    def shutdown(self) -> None:
+        """Blocking form of `close`, for a connector that was used in blocking form."""
+        if not self._is_closed:
+            self._portal.call(self._mark_closed)
+        self._portal.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.shutdown()
+
+    async def _mark_closed(self) -> None:
+        self._is_closed = True
+        if self._owns_connection:
+            await self._connection.close()
+
+    async def _close_loop(self) -> None:
+        """End what this connector does on the running loop."""
+        flights = self._flights.pop(asyncio.get_running_loop(), None)
+        if flights is not None:
+            await flights.close()
+        if self._owns_connection:
+            await self._connection.close_loop()
+
+    def _flights_here(self) -> SingleFlight[Any, MediaPayload]:
+        if self._is_closed:
+            raise RuntimeError("the connector was closed")
+        loop = asyncio.get_running_loop()
+        flights = self._flights.get(loop)
+        if flights is None:
+            for other in [other for other in self._flights if other.is_closed()]:
+                del self._flights[other]
+            flights = self._flights[loop] = SingleFlight("fetch")
+        return flights
+
+    # -- from URL to refs
+
+    async def _load_refs_async(
+        self, url: MediaURL, media_ios: Sequence[MediaIO[Any]], *, timeout_s: float | None
+    ) -> list[MediaRef[Any]]:
+        timeout_s = self.limits.video_timeout_s if timeout_s is None else timeout_s
+        if is_data_url(url):
+            return await self._run(self._refs_from_data, url, media_ios, _trace.get())
+        text = as_text(url)
+        if text[:5].lower() == "file:":
+            return await self._run(self._refs_from_file, text, media_ios, _trace.get())
+        start = time.perf_counter()
+        payload = await self.fetch_payload_async(
+            text, max_bytes=self._strictest_max_bytes(media_ios), timeout_s=timeout_s
+        )
+        fetched = time.perf_counter()
+        refs = await self._run(_build_refs, payload, media_ios)
+        if trace := _trace.get():
+            trace.num_bytes = len(payload.data)
+            trace.fetch_s = fetched - start
+            trace.digest_s = time.perf_counter() - fetched
+        return refs
+
+    async def _run(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Run what is linear in a payload on the media threads."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.executor.quick, lambda: function(*args, **kwargs))
+
+    def _strictest_max_bytes(self, media_ios: Sequence[MediaIO[Any]]) -> int:
+        caps = [media_io.get_max_bytes() for media_io in media_ios]
+        return min([self.limits.max_bytes, *(cap for cap in caps if cap is not None)])
+
+    def _check_size(self, num_bytes: int, media_ios: Sequence[MediaIO[Any]]) -> None:
+        for media_io in media_ios:
+            media_io.check_size(num_bytes)
+        max_bytes = self._strictest_max_bytes(media_ios)
+        if num_bytes > max_bytes:
+            raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
+
+    def _refs_from_data(
+        self, url: MediaURL, media_ios: Sequence[MediaIO[Any]], trace: FetchTrace | None
+    ) -> list[MediaRef[Any]]:
+        return self._refs_from_parsed(parse_data_url(url), media_ios, trace)
+
+    def _refs_from_parsed(
+        self, parsed: DataURL, media_ios: Sequence[MediaIO[Any]], trace: FetchTrace | None
+    ) -> list[MediaRef[Any]]:
+        start = time.perf_counter()
+        self._check_size(measure(parsed), media_ios)
+        if parsed.is_base64 and is_jpeg_sequence(parsed.media_type):
+            # A list with commas, which the decoder takes apart itself.
+            text = normalize_text(parsed).decode("ascii")
+            return [media_io.load_base64_ref(parsed.media_type, text) for media_io in media_ios]
+        data = decode_data_url(parsed)
+        return _build_traced("data", start, data, media_ios, trace)
+
+    def _refs_from_file(
+        self, url: str, media_ios: Sequence[MediaIO[Any]], trace: FetchTrace | None
+    ) -> list[MediaRef[Any]]:
+        start = time.perf_counter()
+        if self._local_files is None:
+            raise BlockedURLError(
+                "Cannot load local files: the server does not allow a folder of local media."
+            )
+        parsed = parse_url(url)
+        assert isinstance(parsed, FileURL)
+        data = self._local_files.read(parsed, lambda size: self._check_size(size, media_ios))
+        return _build_traced("file", start, data, media_ios, trace)
+
+    async def _download(self, url: HttpURL, max_bytes: int, timeout_s: float) -> MediaPayload:
+        """What one flight does: look on disk, else download, digest and keep."""
+        trace = _trace.get()
+        if self._download_cache is not None:
+            found = await self._run(self._download_cache.get, self._cache_key(url), max_bytes)
+            if found is not None:
+                if trace:
+                    trace.source = "disk"
+                return MediaPayload(*found)
+        body = await self._connection.fetch(
+            url, policy=self._url_policy, timeout_s=timeout_s, max_bytes=max_bytes
+        )
+        if trace:
+            trace.source, trace.num_attempts = "http", body.num_attempts
+        return await self._run(self._finish, url, body, max_bytes)
+
+    def _finish(self, url: HttpURL, body: HttpBody, max_bytes: int) -> MediaPayload:
+        data = decode_content(body, max_bytes)
+        digest = PayloadDigest(data)
+        if self._download_cache is not None and body.may_store:
+            self._download_cache.put(self._cache_key(url), data, digest)
+        return MediaPayload(data, digest)
+
+    def _cache_key(self, url: HttpURL) -> str:
+        return f"{self._cache_scope} {url}"
+
+
+def _build_refs(payload: MediaPayload, media_ios: Sequence[MediaIO[Any]]) -> list[MediaRef[Any]]:
+    return [media_io.load_bytes_ref(payload.data, digest=payload.digest) for media_io in media_ios]
+
+
+def _build_traced(
+    source: Literal["data", "file"],
+    start: float,
+    data: bytes,
+    media_ios: Sequence[MediaIO[Any]],
+    trace: FetchTrace | None,
+) -> list[MediaRef[Any]]:
+    fetched = time.perf_counter()
+    refs = _build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
+    if trace:
+        trace.source, trace.num_bytes = source, len(data)
+        trace.fetch_s = fetched - start
+        trace.digest_s = time.perf_counter() - fetched
+    return refs
+
+
+@contextmanager
+def _naming(modality: str, url: MediaURL) -> Iterator[None]:
+    """Name the modality and the URL, without its secrets, in errors that leave the block."""
+    try:
+        yield
+    except LazyDecodeError as exc:
+        exc.modality = exc.modality or modality
+        if exc.parameter is None:
+            exc.parameter, exc.value = f"{modality}_url", redact_url(url)
+        raise
+
+
+class MediaConnectorRegistry:
+    """Connector classes by name."""
+
+    def __init__(self) -> None:
+        self._classes: dict[str, type[MediaConnector]] = {}
+
+    def register(self, name: str) -> Callable[[type[MediaConnector]], type[MediaConnector]]:
+        """Return a class decorator that makes the class known under `name`.
+
+        Raises:
+            ValueError: If the name is taken by another class.
+        """
+
+        def add(cls: type[MediaConnector]) -> type[MediaConnector]:
+            if self._classes.setdefault(name, cls) is not cls:
+                raise ValueError(f"a media connector named {name!r} exists already")
+            return cls
+
+        return add
+
+    def load(self, name: str, **options: Any) -> MediaConnector:
+        """Return a new connector of the class registered under `name`.
+
+        Raises:
+            ValueError: If there is none; says which there are.
+        """
+        try:
+            cls = self._classes[name]
+        except KeyError:
+            known = ", ".join(sorted(self._classes))
+            raise ValueError(f"unknown media connector {name!r}; known are: {known}") from None
+        return cls(**options)
+
+
+MEDIA_CONNECTOR_REGISTRY: Final = MediaConnectorRegistry()
+MEDIA_CONNECTOR_REGISTRY.register("http")(MediaConnector)

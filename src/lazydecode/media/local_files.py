@@ -1,0 +1,113 @@
+"""Files that `file:` URLs may name: those below one folder, opened without a race.
+
+A path is first resolved, links and dots included, and compared with the folder. The resolved
+path is then walked from the folder down, one component at a time, following no link. If
+anything was exchanged between the two, the walk fails; it can never arrive elsewhere, and
+nothing outside the folder is ever opened.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from lazydecode.errors import BlockedURLError, CorruptMediaError, UnprocessableMediaError
+from lazydecode.media.urls import FileURL
+
+_FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS: Final = (
+    # NONBLOCK: opening a FIFO would wait for a writer. NOCTTY: a terminal would become ours.
+    os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+)
+_CHANGED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
+
+
+class LocalFiles:
+    """Reads regular files below `root`.
+
+    Args:
+        root: The folder; links on the way to it are resolved now.
+
+    Raises:
+        ValueError: If it is not a folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        try:
+            self._root = root.resolve(strict=True)
+        except OSError as exc:
+            raise ValueError(f"the folder of local media does not exist: {root}") from exc
+        if not self._root.is_dir():
+            raise ValueError(f"the folder of local media is not a folder: {root}")
+
+    def read(self, url: FileURL, check_size: Callable[[int], None]) -> bytes:
+        """Return the content of a file.
+
+        Args:
+            url: Which file; its path may go through links that stay below the folder.
+            check_size: Raises if a file of that many bytes is too large. Called before reading.
+
+        Raises:
+            BlockedURLError: If the file is not below the folder, or is not a regular file.
+            UnprocessableMediaError: If it does not exist or cannot be read.
+            CorruptMediaError: If it is empty.
+        """
+        try:
+            resolved = Path(os.path.realpath(url.path))
+        except (OSError, ValueError):  # A path component that no file can have.
+            raise UnprocessableMediaError("the local file cannot be opened") from None
+        if self._root not in resolved.parents:
+            raise BlockedURLError(
+                "The file must be a subpath of the folder of local media that the server allows."
+            )
+        descriptor = self._open(resolved.relative_to(self._root).parts)
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise BlockedURLError("The file URL does not name a regular file.")
+            check_size(status.st_size)
+            # Of a file that grows meanwhile, only what was checked.
+            data = read_up_to(descriptor, status.st_size)
+        except OSError:
+            raise UnprocessableMediaError("the local file cannot be read") from None
+        finally:
+            os.close(descriptor)
+        if not data:
+            raise CorruptMediaError("the local file is empty")
+        return data
+
+    def _open(self, parts: tuple[str, ...]) -> int:
+        """Open a file below the root by its resolved path; the caller closes the descriptor."""
+        *folders, name = parts
+        folder = -1
+        try:
+            folder = os.open(self._root, _FOLDER_FLAGS)
+            for part in folders:
+                inner = os.open(part, _FOLDER_FLAGS, dir_fd=folder)
+                os.close(folder)
+                folder = inner
+            return os.open(name, _FILE_FLAGS, dir_fd=folder)
+        except OSError as exc:
+            if exc.errno in _CHANGED:
+                raise BlockedURLError("The file URL does not name a regular file.") from None
+            # Without the cause: its text is the path.
+            raise UnprocessableMediaError(
+                "the local file does not exist"
+                if exc.errno == errno.ENOENT
+                else "the local file cannot be opened"
+            ) from None
+        finally:
+            if folder >= 0:
+                os.close(folder)
+
+
+def read_up_to(descriptor: int, num_bytes: int) -> bytes:
+    """Read `num_bytes`, or less if the file ends; in one piece unless the system splits it."""
+    data = os.read(descriptor, num_bytes)
+    while len(data) < num_bytes and (more := os.read(descriptor, num_bytes - len(data))):
+        data += more
+    return data
