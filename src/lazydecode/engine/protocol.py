@@ -270,7 +270,7 @@ def resolve_max_tokens(
 def recommended_sampling(config: Mapping[str, object]) -> dict[str, float]:
     """Pick from a generation config what `SamplingParams` has a field for.
 
-    Transformers' `do_sample: false`, its default, means greedy: temperature 0.
+    A stated `do_sample: false` means greedy, that is, temperature 0.
     """
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     found: dict[str, float] = {}
@@ -278,7 +278,7 @@ def recommended_sampling(config: Mapping[str, object]) -> dict[str, float]:
         value = config.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             found[name] = value
-    if not config.get("do_sample"):
+    if config.get("do_sample") is False:
         for name in ("temperature", "top_p", "top_k", "min_p"):
             found.pop(name, None)
         found["temperature"] = 0.0

@@ -1,0 +1,46 @@
+"""The engine that the settings ask for."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from lazydecode.config import Settings
+from lazydecode.engine.client import EngineClient
+from lazydecode.engine.null import NullEngine
+from lazydecode.engine.process import EngineConfig
+from lazydecode.engine.protocol import Engine, EngineInfo
+from lazydecode.models.pixels import PixelPlan
+
+GIB: Final = 1024**3
+
+TRANSFORMERS_RUNNER: Final = "lazydecode.engine.transformers:TransformersRunner"
+"""Named by text: the front end needs no model code."""
+
+
+def create_engine(model: str, settings: Settings, *, pixel_plan: PixelPlan | None = None) -> Engine:
+    """Return the engine for `settings`, not started yet.
+
+    Args:
+        model: A local folder or a hub id.
+        settings: Which engine, on which device, with how much cache.
+        pixel_plan: How the model's uint8 patches are finished, if the front end sends such.
+    """
+    if settings.engine == "none":
+        return NullEngine(EngineInfo(model=model, max_model_len=settings.max_model_len))
+    return EngineClient(
+        EngineConfig(
+            runner=TRANSFORMERS_RUNNER,
+            runner_options={
+                "model": model,
+                "device": settings.device,
+                "dtype": settings.dtype,
+                "trust_remote_code": settings.trust_remote_code,
+                "max_model_len": settings.max_model_len,
+                "pixel_plan": pixel_plan,
+                "batching": settings.max_batch_size > 1,
+            },
+            cache_bytes=int(settings.mm_processor_cache_gb * GIB),
+            max_batch_size=settings.max_batch_size,
+            log_level=settings.log_level,
+        )
+    )

@@ -1,0 +1,145 @@
+"""From token ids and per-item tensors to the keyword arguments of a model's forward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from lazydecode.engine.generation import Generation, PlacedItem
+from lazydecode.inputs import (
+    FlatField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    NestedTensors,
+    PaddedField,
+    SharedField,
+)
+from lazydecode.models.joining import join_items
+from lazydecode.models.pixels import PixelPlan, finish_pixels
+
+_TYPE_OF_MODALITY: Final = {"image": 1, "video": 2, "audio": 3}
+"""What Transformers' `create_mm_token_type_ids` marks each modality's positions with."""
+_TYPE_NAMES: Final = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
+_PREFIX_TYPES: Final = frozenset({"paligemma"})
+"""Models whose `token_type_ids` tell prompt (0) from answer (1) and know no modalities."""
+
+
+@dataclass(frozen=True, slots=True)
+class InputBuilder:
+    """Builds the inputs of a batch, as the model's own processor would have.
+
+    Prompts are padded on the left. Token types follow from the placeholder ranges.
+    """
+
+    parameters: frozenset[str]
+    """Names that the model's forward takes."""
+    model_type: str
+    pad_token_id: int
+    dtype: torch.dtype
+    device: torch.device
+    pixel_plan: PixelPlan | None = None
+
+    @classmethod
+    def for_model(
+        cls, model: Any, *, pad_token_id: int, pixel_plan: PixelPlan | None = None
+    ) -> InputBuilder:
+        """Return the builder for a loaded Transformers model."""
+        return cls(
+            parameters=frozenset(inspect.signature(model.forward).parameters),
+            model_type=model.config.model_type,
+            pad_token_id=pad_token_id,
+            dtype=model.dtype,
+            device=model.device,
+            pixel_plan=pixel_plan,
+        )
+
+    def build(self, batch: Sequence[Generation]) -> dict[str, Any]:
+        """Return the inputs for the batch's prompts and outputs so far, on the device."""
+        length = max(len(generation.token_ids) for generation in batch)
+        shape = (len(batch), length)
+        input_ids = torch.full(shape, self.pad_token_id, dtype=torch.long)
+        mask = torch.zeros(shape, dtype=torch.long)
+        types = torch.zeros(shape, dtype=torch.long)
+        for row, generation in enumerate(batch):
+            start = length - len(generation.token_ids)
+            input_ids[row, start:] = torch.tensor(generation.token_ids)
+            mask[row, start:] = 1
+            for item in generation.items:
+                _mark(types[row, start:], item)
+        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
+        for name in _TYPE_NAMES:
+            if name in self.parameters:
+                is_prefix = name == "token_type_ids" and self.model_type in _PREFIX_TYPES
+                inputs[name] = torch.zeros_like(types) if is_prefix else types
+        inputs |= self._join([item for generation in batch for item in generation.items])
+        return {name: self._place(value) for name, value in inputs.items()}
+
+    def _join(self, items: Sequence[PlacedItem]) -> dict[str, NestedTensors]:
+        """Join field by field, in prompt order: two modalities may feed the same field."""
+        tensors = [
+            item.tensors
+            if self.pixel_plan is None
+            else finish_pixels(item.tensors, self.pixel_plan)
+            for item in items
+        ]
+        names = dict.fromkeys(name for item in tensors for name in item)
+        joined: dict[str, NestedTensors] = {}
+        for name in names:
+            parts = [
+                MultiModalKwargsItem({name: self._cast(item[name])})
+                for item in tensors
+                if name in item
+            ]
+            joined |= join_items(parts)
+        return joined
+
+    def _cast(self, elem: MultiModalFieldElem) -> MultiModalFieldElem:
+        """Give floating-point tensors the model's dtype; what stays on the CPU is metadata."""
+        if elem.field.keep_on_cpu:
+            return elem
+        return MultiModalFieldElem(_cast_nested(elem.data, self.dtype), elem.field)
+
+    def _place(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.to(self.device)
+        if isinstance(value, list):
+            return [self._place(part) for part in value]
+        return value
+
+
+def joins_across_requests(generation: Generation) -> bool:
+    """Whether the items may share a batch with other requests'.
+
+    They may where joining does not say which prompt an item belongs to: one after the other
+    along the first dimension. Other rules build one request's batch dimension.
+    """
+    for item in generation.items:
+        for elem in item.tensors.values():
+            match elem.field:
+                case SharedField():
+                    return False
+                case FlatField(dim=dim) | PaddedField(dim=dim) if dim != 0:
+                    return False
+    return True
+
+
+def _cast_nested(value: NestedTensors, dtype: torch.dtype) -> NestedTensors:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if isinstance(value, list):
+        return [_cast_nested(part, dtype) for part in value]
+    return value
+
+
+def _mark(types: torch.Tensor, item: PlacedItem) -> None:
+    place = item.place
+    span = types[place.offset : place.offset + place.length]
+    kind = _TYPE_OF_MODALITY.get(item.modality, 0)
+    if place.is_embed is None:
+        span[:] = kind
+    else:
+        span[torch.from_numpy(place.is_embed)] = kind
