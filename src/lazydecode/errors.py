@@ -5,6 +5,7 @@
     │   ├── ValidationError              400  one named parameter is out of range
     │   ├── BlockedURLError              400  the URL policy refuses this URL
     │   ├── TooManyItemsError            400  more media items than the model or the server takes
+    │   ├── PlaceholderMismatchError     400  the prompt's placeholders do not fit the items
     │   ├── AuthenticationError          401
     │   ├── NotFoundError                404  unknown model or route
     │   └── RequestTooLargeError         413  the body is over the configured size
@@ -105,6 +106,10 @@ class BlockedURLError(InvalidRequestError):
 
 class TooManyItemsError(InvalidRequestError):
     """The request has more items of a modality than the model or the server takes."""
+
+
+class PlaceholderMismatchError(InvalidRequestError, RuntimeError):
+    """The prompt has fewer placeholders, or others, than the request has items."""
 
 
 class AuthenticationError(InvalidRequestError):

@@ -1,4 +1,5 @@
 """Parsed items and a prompt become token ids, placeholder ranges and tensors.
 
+In: `ProcessorInputs`. Out: `inputs.MultiModalInput`, in two phases with the decodes between.
 May import: cache, parse, hasher, media.
 """

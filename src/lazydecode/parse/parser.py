@@ -1,0 +1,256 @@
+"""From what users and the fetcher give to item groups; references stay undecoded."""
+
+from __future__ import annotations
+
+import numbers
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeGuard
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from lazydecode.inputs import MultiModalDataDict, MultiModalUUIDDict
+from lazydecode.media.audio import normalize_channels, resample
+from lazydecode.media.base import MediaRef
+from lazydecode.parse.embeddings import (
+    AudioEmbeddingItems,
+    ImageEmbeddingItems,
+    VideoEmbeddingItems,
+)
+from lazydecode.parse.items import (
+    AudioProcessorItems,
+    ImageProcessorItems,
+    ModalityDataItems,
+    MultiModalDataItems,
+    VideoMetadata,
+    VideoProcessorItems,
+    VisionChunkProcessorItems,
+)
+
+_EMBEDDING_NDIM: Final = 2
+
+
+def parse_mm_uuids(mm_uuids: MultiModalUUIDDict | None) -> dict[str, Sequence[str | None]]:
+    """Return modality -> identities in item order; a bare string stands for one item."""
+    if mm_uuids is None:
+        return {}
+    return {
+        modality: [uuids] if isinstance(uuids, str) else uuids
+        for modality, uuids in mm_uuids.items()
+    }
+
+
+class MultiModalDataParser:
+    """Parses the media of a request into item groups.
+
+    Args:
+        target_sr: Rate in Hz to which audio is brought; None leaves it as it is.
+        target_channels: Channels to which audio is brought; None leaves them.
+        audio_resample_method: How audio is resampled.
+        video_needs_metadata: Whether the processor takes frames with their metadata.
+        expected_hidden_size: Last axis that embeddings must have; None: not checked.
+        allow_missing_mm_embeddings: Whether a list of embeddings may hold None beside a uuid.
+    """
+
+    def __init__(
+        self,
+        target_sr: float | None = None,
+        target_channels: int | None = None,
+        audio_resample_method: str = "soxr",
+        video_needs_metadata: bool = False,
+        expected_hidden_size: int | None = None,
+        allow_missing_mm_embeddings: bool = False,
+    ) -> None:
+        self.target_sr = target_sr
+        self.target_channels = target_channels
+        self.audio_resample_method = audio_resample_method
+        self.video_needs_metadata = video_needs_metadata
+        self.expected_hidden_size = expected_hidden_size
+        self.allow_missing_mm_embeddings = allow_missing_mm_embeddings
+
+    def parse_mm_data(self, mm_data: MultiModalDataDict) -> MultiModalDataItems:
+        """Return the item groups; nothing is decoded.
+
+        A modality whose value is None is left out, an empty list stays as zero items, a single
+        item counts as a list of one, and None in a list stays (it needs a uuid).
+
+        Raises:
+            ValueError: If a modality is unknown, or an item has no usable form.
+        """
+        parsers = self._get_subparsers()
+        groups = MultiModalDataItems()
+        for modality, data in mm_data.items():
+            parse = parsers.get(modality)
+            if parse is None:
+                raise ValueError(f"unknown modality {modality!r}; known: {sorted(parsers)}")
+            if data is not None:
+                groups[modality] = parse(data)
+        return groups
+
+    def _get_subparsers(self) -> Mapping[str, Callable[[Any], ModalityDataItems[Any, Any]]]:
+        """Return modality -> parser of its data; a model family may add its own."""
+        return {
+            "audio": self._parse_audio_data,
+            "image": self._parse_image_data,
+            "video": self._parse_video_data,
+            "vision_chunk": self._parse_vision_chunk_data,
+        }
+
+    # -- images
+
+    def _parse_image_data(self, data: Any) -> ModalityDataItems[Any, Any]:
+        if self.is_embeddings(data):
+            self._check_missing_embeddings("image", data)
+            return ImageEmbeddingItems(data, self.expected_hidden_size)
+        if isinstance(data, MediaRef | Image.Image) or (_is_array(data) and data.ndim == 3):
+            data = [data]
+        return ImageProcessorItems([self._prepare_image(item) for item in data])
+
+    def _prepare_image(self, image: Any) -> Any:
+        if not isinstance(image, Image.Image):
+            return image
+        with suppress(Exception):  # Broken EXIF, of any kind, leaves the image as stored.
+            image = ImageOps.exif_transpose(image)
+        return image if image.mode == "RGB" else image.convert("RGB")
+
+    # -- audio
+
+    def _parse_audio_data(self, data: Any) -> ModalityDataItems[Any, Any]:
+        if self.is_embeddings(data):
+            self._check_missing_embeddings("audio", data)
+            return AudioEmbeddingItems(data, self.expected_hidden_size)
+        if (
+            isinstance(data, MediaRef | tuple)
+            or (_is_array(data) and data.ndim == 1)
+            or (isinstance(data, list) and data and isinstance(data[0], numbers.Real))
+        ):
+            data = [data]
+        return AudioProcessorItems([self._prepare_audio(item) for item in data])
+
+    def _prepare_audio(self, audio: Any) -> Any:
+        if audio is None:
+            return None
+        if isinstance(audio, MediaRef):
+            # All three always, also when None: they are what the transform depends on.
+            return audio.map(
+                self._normalize_audio,
+                target_sr=self.target_sr,
+                resample_method=self.audio_resample_method,
+                target_channels=self.target_channels,
+            )
+        return self._normalize_audio(audio)
+
+    def _normalize_audio(self, audio: Any) -> Any:
+        """Return the samples at the target rate, with the target channels."""
+        samples, rate = audio if isinstance(audio, tuple) else (audio, None)
+        if isinstance(samples, list):
+            samples = np.asarray(samples, dtype=np.float32)
+        elif _is_tensor(samples):
+            samples = samples.detach().cpu().numpy()
+        if rate is not None and self.target_sr is not None and rate != self.target_sr:
+            samples = resample(
+                samples, rate, target_rate=self.target_sr, method=self.audio_resample_method
+            )
+        if self.target_channels is not None:
+            samples = normalize_channels(samples, self.target_channels)
+        return samples
+
+    # -- video
+
+    def _parse_video_data(self, data: Any) -> ModalityDataItems[Any, Any]:
+        if self.is_embeddings(data):
+            self._check_missing_embeddings("video", data)
+            return VideoEmbeddingItems(data, self.expected_hidden_size)
+        if (
+            isinstance(data, MediaRef)
+            or _is_frames_with_metadata(data)
+            or (_is_array(data) and data.ndim == 4)
+            or (isinstance(data, list) and data and _is_frame(data[0]))
+        ):
+            data = [data]
+        videos: list[Any] = []
+        metadata: list[VideoMetadata | None] = []
+        for item in data:
+            if item is None:
+                videos.append(None)
+                metadata.append(None)
+                continue
+            frames, known = self._get_video_with_metadata(item)
+            if isinstance(frames, MediaRef):
+                videos.append(frames)
+            else:
+                videos.append(self._split_video((frames, known)))
+            metadata.append(known)
+        return VideoProcessorItems(videos, metadata, video_needs_metadata=self.video_needs_metadata)
+
+    def _get_video_with_metadata(self, video: Any) -> tuple[Any, VideoMetadata | None]:
+        """Return the frames, or a reference that decodes to them, and known metadata."""
+        if isinstance(video, MediaRef):
+            # Without settings: the media stays the same, and so does its key.
+            return video.map(self._split_video), None
+        if isinstance(video, tuple):
+            frames, metadata = video
+            return frames, metadata
+        if isinstance(video, list):
+            return np.stack([np.asarray(frame) for frame in video]), None
+        return video, None
+
+    def _split_video(self, video: Any) -> Any:
+        """Return the pair of frames and metadata, or bare frames if there is no metadata."""
+        frames, metadata = video if isinstance(video, tuple) else (video, None)
+        if metadata is None:
+            if self.video_needs_metadata:
+                raise ValueError(
+                    "Video metadata is required but not found: give the video as a pair of "
+                    "frames and metadata"
+                )
+            return frames
+        return frames, metadata
+
+    # -- unified chunks
+
+    def _parse_vision_chunk_data(self, data: Any) -> ModalityDataItems[Any, Any]:
+        if self.is_embeddings(data):
+            raise ValueError("embeddings cannot be given as vision chunks")
+        return VisionChunkProcessorItems([data] if isinstance(data, Mapping) else list(data))
+
+    # -- embeddings
+
+    @classmethod
+    def is_embeddings(cls, data: object) -> bool:
+        """Whether `data` is a 3-d tensor, or a list of 2-d tensors with or without None."""
+        if _is_tensor(data):
+            return bool(data.ndim == _EMBEDDING_NDIM + 1)
+        if not isinstance(data, list):
+            return False
+        given = [item for item in data if item is not None]
+        return bool(given) and all(
+            _is_tensor(item) and item.ndim == _EMBEDDING_NDIM for item in given
+        )
+
+    def _check_missing_embeddings(self, modality: str, data: Any) -> None:
+        if self.allow_missing_mm_embeddings or not isinstance(data, list):
+            return
+        for index, item in enumerate(data):
+            if item is None:
+                raise ValueError(f"{modality} embedding at index {index} is missing")
+
+
+def _is_tensor(value: object) -> TypeGuard[Any]:
+    # A tensor cannot exist before torch was imported.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_array(value: object) -> TypeGuard[Any]:
+    return isinstance(value, np.ndarray) or _is_tensor(value)
+
+
+def _is_frame(value: object) -> bool:
+    return isinstance(value, Image.Image) or (_is_array(value) and value.ndim in (2, 3))
+
+
+def _is_frames_with_metadata(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping | None)

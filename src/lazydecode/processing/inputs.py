@@ -1,0 +1,117 @@
+"""What goes into a processor: prompt, items, options, and the identities that follow from them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from lazydecode.cache import BaseMultiModalProcessorCache
+from lazydecode.hasher import MultiModalHasher
+from lazydecode.media.base import MediaRef
+from lazydecode.parse import MultiModalDataItems, ProcessorBatchItems
+
+_SCOPED_KWARGS: Final = {
+    "image": "images_kwargs",
+    "video": "videos_kwargs",
+    "audio": "audio_kwargs",
+}
+"""Modality -> the group of processor options that is for it alone."""
+
+
+@dataclass
+class ProcessorInputs:
+    """One request, parsed, before it is processed."""
+
+    prompt: str | list[int]
+    """Text or token ids, with a placeholder for each item where the model has them."""
+    mm_data_items: MultiModalDataItems
+    mm_uuid_items: Mapping[str, Sequence[str | None]] | None = None
+    """Modality -> the client's identity of each item; None where it gave none."""
+    hf_processor_mm_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the model's processor."""
+    media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Modality -> decode options."""
+    cache: BaseMultiModalProcessorCache | None = None
+    cache_salt: str | None = None
+    """Separates tenants: requests share results only if they have the same salt."""
+    processor_fingerprint: str = ""
+    """Stands for everything else that results depend on: classes, libraries, back ends."""
+
+    @property
+    def can_use_cache(self) -> bool:
+        """Whether there is a cache, and every item goes through the processor."""
+        return self.cache is not None and not any(
+            items.get_passthrough_data() for items in self.mm_data_items.values()
+        )
+
+    def get_mm_hashes(self, model_id: str, algorithm: str) -> dict[str, list[str]]:
+        """Return modality -> the identity of each item's processed result; decodes nothing.
+
+        A client's uuid is the identity as it is, unless something else is known on which the
+        result depends; then that is hashed together with it.
+        """
+        return {
+            modality: [
+                self.get_item_hash(modality, index, model_id, algorithm)
+                for index in range(items.get_count())
+            ]
+            for modality, items in self.mm_data_items.items()
+        }
+
+    def get_item_hash(self, modality: str, index: int, model_id: str, algorithm: str) -> str:
+        """Return the identity of one item's processed result."""
+        uuids = (self.mm_uuid_items or {}).get(modality)
+        uuid = None if uuids is None else uuids[index]
+        item = self.mm_data_items[modality].get_raw(index)
+        factors = self._hash_factors(modality)
+        if uuid is None and isinstance(item, MediaRef):
+            # The decode options are in the spec, and the spec is in the key.
+            factors.pop("media_io_kwargs", None)
+            if not item.key_covers_spec:
+                factors["decode_spec"] = item.spec.canonical_bytes()
+        if uuid is not None and not factors:
+            return uuid
+        named = {modality: item if uuid is None else uuid}
+        return MultiModalHasher.hash_kwargs(algorithm, model_id=model_id, **named, **factors)
+
+    def _hash_factors(self, modality: str) -> dict[str, object]:
+        """Return everything besides the item on which its result depends, without the empty."""
+        media_io_kwargs: object
+        if modality in _SCOPED_KWARGS:
+            others = {name for other, name in _SCOPED_KWARGS.items() if other != modality}
+            processor_kwargs = {
+                name: value
+                for name, value in self.hf_processor_mm_kwargs.items()
+                if name not in others
+            }
+            options = self.media_io_kwargs.get(modality)
+            media_io_kwargs = {modality: options} if options else {}
+        else:
+            processor_kwargs = dict(self.hf_processor_mm_kwargs)
+            media_io_kwargs = self.media_io_kwargs
+        factors = {
+            "media_io_kwargs": media_io_kwargs,
+            "mm_processor_kwargs": processor_kwargs,
+            "cache_salt": self.cache_salt,
+            "processor_fingerprint": self.processor_fingerprint,
+        }
+        return {name: value for name, value in factors.items() if value}
+
+    def fork_media_refs(self) -> ProcessorInputs:
+        """Return the same inputs over forks of all references.
+
+        Releasing the forks leaves the caller's references as they are. Everything else is
+        shared.
+        """
+        forked = MultiModalDataItems()
+        for modality, items in self.mm_data_items.items():
+            if isinstance(items, ProcessorBatchItems):
+                items = copy.copy(items)
+                items.data = [
+                    item.fork() if isinstance(item, MediaRef) else item
+                    for item in items.get_all_raw()
+                ]
+            forked[modality] = items
+        return replace(self, mm_data_items=forked)

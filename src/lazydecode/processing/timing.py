@@ -1,0 +1,87 @@
+"""Where the time of a request goes: per stage, and per item for whoever wants to know."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, Protocol, TypeAlias
+
+ItemStage: TypeAlias = Literal["digest", "lookup", "decode_wait", "decode", "process"]
+"""What happened to an item: its hash was made, it was looked up (hit or miss), its decode stood
+in the queue of the media pool, it was decoded, it went through the model's processor."""
+
+
+class ItemObserver(Protocol):
+    """Is told what each item's stages took. Called from any thread; must not block."""
+
+    def record_item(
+        self,
+        modality: str,
+        index: int,
+        stage: ItemStage,
+        seconds: float,
+        *,
+        hit: bool | None = None,
+        shared: bool = False,
+    ) -> None:
+        """Note one stage of the item at `index` of the request.
+
+        Args:
+            modality: The item's modality.
+            index: Its position as the client counts.
+            stage: What was done.
+            seconds: How long it took, wall clock.
+            hit: For `lookup`, whether a cache or an earlier result had the item.
+            shared: Whether another request or another item of this one paid for it.
+        """
+        ...
+
+
+class TimingContext:
+    """Collects the seconds of each stage of one request.
+
+    Args:
+        enabled: Whether stages are measured.
+        observer: Is told about single items, whether or not stages are measured.
+    """
+
+    def __init__(self, enabled: bool = True, *, observer: ItemObserver | None = None) -> None:
+        self.enabled = enabled
+        self.observer = observer
+        self.stage_secs: dict[str, float] = {}
+        # Stages of one request run on several threads, rarely at once.
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def record(self, stage: str) -> Iterator[None]:
+        """Add the time that the body takes to `stage_secs[stage]`."""
+        if not self.enabled:
+            yield
+            return
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = time.perf_counter() - start
+            with self._lock:
+                self.stage_secs[stage] = self.stage_secs.get(stage, 0.0) + elapsed
+
+    @property
+    def total_secs(self) -> float:
+        """Sum over all stages."""
+        with self._lock:
+            return sum(self.stage_secs.values())
+
+    @contextmanager
+    def record_item(self, modality: str, index: int, stage: ItemStage) -> Iterator[None]:
+        """Tell the observer how long the body took for one item."""
+        if self.observer is None:
+            yield
+            return
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.observer.record_item(modality, index, stage, time.perf_counter() - start)
