@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lazydecode.tiny_models import tekken
 from lazydecode.tiny_models.config import tiny_config
 from lazydecode.tiny_models.families import get_family
 from lazydecode.tiny_models.tokenizer import make_tokenizer
@@ -63,15 +64,19 @@ def _check_packages(family: Family) -> None:
 
 
 def _write_folder(family: Family, out: Path, *, weights: bool, seed: int) -> None:
-    template = chat_template(family.turns, family.slots, bos=_template_bos(family))
-    tokenizer = make_tokenizer(family, template=template)
+    template = None
+    if family.mistral_tokenizer:
+        tokenizer = tekken.write_tokenizer(out)
+    else:
+        template = chat_template(family.turns, family.slots, bos=_template_bos(family))
+        tokenizer = make_tokenizer(family, template=template)
+        (out / "chat_template.jinja").write_text(template, encoding="utf-8")
     processor = None
     if family.processor is None:
         tokenizer.save_pretrained(out)
     else:
         processor = make_processor(family, tokenizer, template)
         processor.save_pretrained(out)
-    (out / "chat_template.jinja").write_text(template, encoding="utf-8")
     config = tiny_config(family, tokenizer, processor)
     if not family.no_weights:
         from lazydecode.tiny_models.weights import model_class
@@ -90,7 +95,7 @@ def _template_bos(family: Family) -> str | None:
     return family.bos if family.turns.tokens else None
 
 
-def make_processor(family: Family, tokenizer: Any, template: str) -> Any:
+def make_processor(family: Family, tokenizer: Any, template: str | None) -> Any:
     """Return the family's processor around `tokenizer`, with its published parts."""
     import transformers
 
@@ -104,7 +109,9 @@ def make_processor(family: Family, tokenizer: Any, template: str) -> Any:
     cls = getattr(transformers, family.processor)
     options = copy.deepcopy(dict(family.processor_options))
     parameters = inspect.signature(cls.__init__).parameters.values()
-    if any(p.name == "chat_template" or p.kind is p.VAR_KEYWORD for p in parameters):
+    if template is not None and any(
+        p.name == "chat_template" or p.kind is p.VAR_KEYWORD for p in parameters
+    ):
         options["chat_template"] = template
     return cls(tokenizer=tokenizer, **made, **options)
 

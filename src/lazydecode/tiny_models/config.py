@@ -27,6 +27,18 @@ _CEILINGS: Mapping[str, int] = {
     "encoder_ffn_dim": 2 * WIDTH,
     "decoder_ffn_dim": 2 * WIDTH,
     "moe_intermediate_size": WIDTH,
+    "shared_expert_intermediate_size": WIDTH,
+    "shared_experts_intermediate_size": WIDTH,
+    "hidden_size_per_layer_input": WIDTH,
+    "q_lora_rank": WIDTH // 2,
+    "kv_lora_rank": WIDTH // 2,
+    # widths of outputs, which are the next part's width
+    "out_hidden_size": WIDTH,
+    "output_dim": WIDTH,
+    "projection_dim": WIDTH,
+    "text_hidden_size": WIDTH,
+    "adapter_out_dim": WIDTH,
+    "encoder_hidden_size": WIDTH,
     # depths
     "num_hidden_layers": DEPTH,
     "encoder_layers": DEPTH,
@@ -40,6 +52,10 @@ _CEILINGS: Mapping[str, int] = {
     "decoder_attention_heads": HEADS,
     "num_heads": HEADS,
     "num_key_value_heads": 2,
+    "head_dim": WIDTH // HEADS,
+    "qk_nope_head_dim": WIDTH // HEADS,
+    "qk_rope_head_dim": WIDTH // HEADS,
+    "v_head_dim": WIDTH // HEADS,
     # experts
     "n_routed_experts": 4,
     "num_experts": 4,
@@ -48,19 +64,30 @@ _CEILINGS: Mapping[str, int] = {
 }
 """Largest value of each setting that scales a network."""
 
+_MROPE_SECTION = [2, 3, 3]
+"""Sections of a rotary embedding over time, height and width: half of a head's entries."""
+
 _DEPTH_SETTINGS = ("num_hidden_layers", "depth", "num_layers", "encoder_layers", "n_layer")
 
 
 def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `config` with every width, depth, and head and expert count cut to its ceiling.
 
-    A list with one entry per layer keeps its last ones, so that a stack that mixes kinds of
-    layers still ends as the published one does.
+    A list with one entry per layer keeps its last ones, and so do settings of single layers, so
+    that a stack that mixes kinds of layers still ends as the published one does.
     """
     depths = {config[name] for name in _DEPTH_SETTINGS if isinstance(config.get(name), int)}
     small: dict[str, Any] = {}
     for name, value in config.items():
-        if isinstance(value, Mapping):
+        if name == "per_layer_config" and isinstance(value, Mapping):
+            first = max(depths) - DEPTH
+            kept = {int(layer) - first: own for layer, own in value.items() if int(layer) >= first}
+            small[name] = {str(layer): shrink(own) for layer, own in kept.items()}
+        elif name == "mrope_section" and isinstance(value, list) and len(value) == 3:
+            small[name] = _MROPE_SECTION
+        elif name == "deepstack_visual_indexes":
+            small[name] = list(range(DEPTH))
+        elif isinstance(value, Mapping):
             small[name] = shrink(value)
         elif isinstance(value, list) and len(value) > DEPTH and len(value) in depths:
             small[name] = value[-DEPTH:]
@@ -73,15 +100,30 @@ def shrink(config: Mapping[str, Any]) -> dict[str, Any]:
     return small
 
 
-def merge(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `config` with `changes` laid over it; mappings merge, other values replace."""
+def shrunk_default(model_type: str) -> dict[str, Any]:
+    """Return the default configuration of a type, shrunk, as a dictionary."""
+    from transformers import CONFIG_MAPPING
+
+    default = CONFIG_MAPPING[model_type]()
+    return shrink(json.loads(default.to_json_string(use_diff=False)))
+
+
+def merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config` with `changes` laid over it; mappings merge, other values replace.
+
+    A mapping that names another `model_type` than the one it meets starts from that type's
+    default instead.
+    """
     merged = dict(config)
     for name, value in changes.items():
+        if not isinstance(value, Mapping):
+            merged[name] = value
+            continue
         old = merged.get(name)
-        if isinstance(value, Mapping) and isinstance(old, dict):
-            merged[name] = merge(old, value)
-        else:
-            merged[name] = dict(value) if isinstance(value, Mapping) else value
+        wanted = value.get("model_type")
+        if wanted is not None and (not isinstance(old, Mapping) or old["model_type"] != wanted):
+            old = shrunk_default(wanted)
+        merged[name] = merge(old if isinstance(old, Mapping) else {}, value)
     return merged
 
 
@@ -98,7 +140,7 @@ def fill_token_ids(config: dict[str, Any], ids: Mapping[str, int | None], *, row
             fill_token_ids(value, ids, rows=rows)
             continue
         stem = name.removesuffix("_token_id").removesuffix("_token_index")
-        if name == "vocab_size":
+        if name in ("vocab_size", "vocab_size_per_layer_input"):
             config[name] = rows
         elif stem != name and stem in ids:
             config[name] = ids[stem]
@@ -112,10 +154,7 @@ def tiny_config(family: Family, tokenizer: Any, processor: Any) -> dict[str, Any
         tokenizer: The family's tokenizer.
         processor: The family's processor, which knows its media tokens; None without media.
     """
-    from transformers import CONFIG_MAPPING
-
-    default = CONFIG_MAPPING[family.model_type]()
-    config = merge(shrink(json.loads(default.to_json_string(use_diff=False))), family.config)
+    config = merge(shrunk_default(family.model_type), family.config)
     ids: dict[str, int | None] = {
         name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
     }

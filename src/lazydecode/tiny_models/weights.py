@@ -17,8 +17,10 @@ nothing from attention on, and answers would not depend on the media."""
 _AUTO_CLASSES = (
     "AutoModelForMultimodalLM",
     "AutoModelForImageTextToText",
+    "AutoModelForSeq2SeqLM",
     "AutoModelForSpeechSeq2Seq",
     "AutoModelForCausalLM",
+    "AutoModelForPreTraining",
     "AutoModel",
 )
 

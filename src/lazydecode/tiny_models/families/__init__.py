@@ -4,11 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lazydecode.tiny_models.families import audio, qwen, text
+from lazydecode.tiny_models.families import (
+    audio,
+    cohere,
+    documents,
+    gemma,
+    glm,
+    idefics,
+    llama,
+    llava,
+    mistral,
+    omni,
+    qwen,
+    retrieval,
+    text,
+    tiles,
+    vision,
+)
 from lazydecode.tiny_models.records import Family
 
+_GROUPS = (
+    qwen,
+    glm,
+    llava,
+    idefics,
+    gemma,
+    mistral,
+    llama,
+    cohere,
+    tiles,
+    documents,
+    vision,
+    omni,
+    audio,
+    retrieval,
+)
 FAMILIES: Mapping[str, Family] = {
-    family.name: family for group in (qwen, audio) for family in group.FAMILIES
+    family.name: family for group in _GROUPS for family in group.FAMILIES
 }
 """Families that take media, by name."""
 

@@ -1,0 +1,125 @@
+"""Llama 4, Llama 3.2 Vision, Chameleon and Muse."""
+
+from lazydecode.tiny_models.records import Family, Part
+from lazydecode.tiny_models.turns import BARE, LLAMA3, LLAMA4, Slot
+
+FAMILIES = (
+    Family(
+        name="llama4",
+        model_type="llama4",
+        processor="Llama4Processor",
+        turns=LLAMA4,
+        image=Part("Llama4ImageProcessor"),
+        processor_options={"patch_size": 14, "pixel_shuffle_ratio": 0.5},
+        tokens=(
+            "<|image|>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|patch|>",
+            "<|tile_x_separator|>",
+            "<|tile_y_separator|>",
+        ),
+        slots={"image": Slot("<|image|>")},
+        bos="<|begin_of_text|>",
+        eos="<|end_of_text|>",
+        config={
+            "vision_config": {
+                "image_size": 336,
+                # Width after pixel shuffle: four times the tower's.
+                "intermediate_size": 256,
+                "projector_input_dim": 64,
+                "projector_output_dim": 64,
+                "vision_output_dim": 64,
+            },
+            "text_config": {"intermediate_size_mlp": 128, "moe_layers": [0, 1]},
+        },
+    ),
+    Family(
+        name="mllama",
+        model_type="mllama",
+        processor="MllamaProcessor",
+        turns=LLAMA3,
+        image=Part("MllamaImageProcessor", {"size": {"height": 560, "width": 560}}),
+        tokens=("<|image|>", "<|python_tag|>"),
+        slots={"image": Slot("<|image|>")},
+        bos="<|begin_of_text|>",
+        eos="<|end_of_text|>",
+        config={
+            "vision_config": {
+                "image_size": 560,
+                "num_global_layers": 1,
+                "intermediate_layers_indices": [0, 1],
+                # The tower's width, once for its output and once for each intermediate layer.
+                "vision_output_dim": 192,
+            },
+            "text_config": {"cross_attention_layers": [1]},
+        },
+    ),
+    Family(
+        name="chameleon",
+        model_type="chameleon",
+        processor="ChameleonProcessor",
+        turns=BARE,
+        image=Part("ChameleonImageProcessor"),
+        tokens=("<reserved08706>",),
+        named_tokens={
+            "image_token": "<image>",
+            "boi_token": "<racm3:break>",
+            "eoi_token": "<eoss>",
+        },
+        slots={"image": Slot("<image>")},
+        bos="<s>",
+        eos="</s>",
+        pad="<pad>",
+    ),
+    Family(
+        name="muse_glimmer",
+        model_type="muse_glimmer",
+        processor="MuseGlimmerProcessor",
+        image=Part("MuseGlimmerImageProcessor"),
+        video=Part("MuseGlimmerVideoProcessor"),
+        tokens=(
+            "<|patch|>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|video|>",
+            "<|vid_frame_separator|>",
+            "<|vid_start|>",
+            "<|vid_end|>",
+        ),
+        slots={"image": Slot("<|patch|>"), "video": Slot("<|video|>")},
+        config={"out_hidden_size": 256, "projector_hidden_size": 64},
+    ),
+    Family(
+        name="muse_spark",
+        model_type="muse_spark",
+        processor="MuseSparkProcessor",
+        image=Part("MuseGlimmerImageProcessor"),
+        video=Part("MuseGlimmerVideoProcessor"),
+        audio=Part("MuseSparkFeatureExtractor"),
+        tokens=(
+            "<|patch|>",
+            "<|image_start|>",
+            "<|image_end|>",
+            "<|video|>",
+            "<|vid_frame_separator|>",
+            "<|vid_start|>",
+            "<|vid_end|>",
+            "<|audio|>",
+            "<|soft_audio_start|>",
+            "<|soft_audio_end|>",
+        ),
+        slots={"image": Slot("<|patch|>"), "video": Slot("<|video|>"), "audio": Slot("<|audio|>")},
+        config={
+            "out_hidden_size": 256,
+            "projector_hidden_size": 64,
+            "text_config": {"moe_hidden_size": 64},
+            "audio_config": {
+                "num_hidden_layers": 4,
+                "patch_sizes": [16, 6, 5, 4],
+                "depths": [1, 1, 1, 1],
+                "hidden_sizes": [16, 16, 32, 64],
+            },
+        },
+    ),
+)

@@ -1,0 +1,93 @@
+"""Families that take images and audio."""
+
+from lazydecode.tiny_models.records import Family, Part
+from lazydecode.tiny_models.turns import PHI, Slot
+
+FAMILIES = (
+    Family(
+        name="phi4_multimodal",
+        model_type="phi4_multimodal",
+        processor="Phi4MultimodalProcessor",
+        turns=PHI,
+        image=Part("Phi4MultimodalImageProcessor"),
+        audio=Part("Phi4MultimodalFeatureExtractor"),
+        audio_argument="audio_processor",
+        named_tokens={"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"},
+        slots={"image": Slot("<|endoftext10|>"), "audio": Slot("<|endoftext11|>")},
+    ),
+    Family(
+        name="nemotron_h_omni",
+        model_type="nemotron_h_omni",
+        processor="NemotronH_Omni_Reasoning_V3Processor",
+        image=Part("NemotronH_Omni_Reasoning_V3ImageProcessor"),
+        video=Part(
+            "NemotronH_Omni_Reasoning_V3VideoProcessor",
+            {
+                "norm_mean": [0.48145466, 0.4578275, 0.40821073],
+                "norm_std": [0.26862954, 0.26130258, 0.27577711],
+            },
+        ),
+        audio=Part("ParakeetFeatureExtractor", {"feature_size": 128}),
+        tokens=(
+            "<image>",
+            "<video>",
+            "<so_embedding>",
+            "<so_start>",
+            "<so_end>",
+            "<img>",
+            "</img>",
+        ),
+        slots={
+            "image": Slot("<image>\n"),
+            "video": Slot("<video>\n"),
+            "audio": Slot("<so_embedding>\n"),
+        },
+    ),
+    Family(
+        name="inkling",
+        model_type="inkling_mm_model",
+        processor="InklingProcessor",
+        image=Part("InklingImageProcessor"),
+        audio=Part("InklingFeatureExtractor"),
+        tokens=(
+            "<|unused_200054|>",
+            "<|unused_200053|>",
+            "<|content_image|>",
+            "<|content_audio_input|>",
+            "<|content_audio|>",
+        ),
+        slots={
+            "image": Slot("<|content_image|><|unused_200054|>"),
+            "audio": Slot("<|content_audio_input|><|unused_200053|>"),
+        },
+    ),
+    Family(
+        name="dots3_note",
+        model_type="dots3_note",
+        processor="Dots3NoteProcessor",
+        image=Part(
+            "Qwen2VLImageProcessor", {"size": {"shortest_edge": 3136, "longest_edge": 12845056}}
+        ),
+        video=Part("Qwen3VLVideoProcessor", {"patch_size": 14}),
+        audio=Part("Dots3NoteFeatureExtractor"),
+        tokens=("<|imgpad|>", "<|video_pad|>", "<|audio_comp_pad|>", "<|img|>", "<|endofimg|>"),
+        slots={
+            "image": Slot("<|img|><|imgpad|><|endofimg|>"),
+            "video": Slot("<|video_pad|>"),
+            "audio": Slot("<|audio_comp_pad|>"),
+        },
+        config={
+            "text_config": {
+                "num_key_value_heads": 4,
+                # 16 entries without position and 16 with.
+                "head_dim": 32,
+                "rope_parameters": {
+                    "indexed_attention": {"partial_rotary_factor": 0.5},
+                    "sliding_attention": {"partial_rotary_factor": 0.5},
+                },
+                "per_layer_config": {"0": {"num_key_value_heads": 4}},
+            },
+            "audio_config": {"num_key_value_heads": 4},
+        },
+    ),
+)
