@@ -171,9 +171,8 @@ class MediaRef(Generic[_T]):
             key, covers = derive_media_key(self._key, spec), True
         else:
             spec, key, covers = self._spec, self._key, self._key_covers_spec
-        decode = self.decode
         return MediaRef(
-            lambda: transform(decode()),
+            _Derived(self, transform),
             self._data,
             spec,
             key=key,
@@ -187,8 +186,8 @@ class MediaRef(Generic[_T]):
         It decodes through this ref, so this one is decoded and memoized too; a fork of a
         decoded ref is decoded at once.
         """
-        fork = MediaRef(
-            self.decode,
+        fork: MediaRef[_T] = MediaRef(
+            _Derived(self, None),
             self._data,
             self._spec,
             key=self._key,
@@ -201,8 +200,8 @@ class MediaRef(Generic[_T]):
     def renew(self) -> MediaRef[_T]:
         """Return an undecoded ref to the same media that decodes on its own.
 
-        Nothing that it decodes is kept here: whoever holds encoded media for later hands out
-        renewed refs, and holds no pixels.
+        Nothing that it decodes is kept here, nor in what this ref was mapped or forked from:
+        whoever holds encoded media for later hands out renewed refs, and holds no pixels.
 
         Raises:
             RuntimeError: If this ref was released.
@@ -210,6 +209,8 @@ class MediaRef(Generic[_T]):
         decoder = self._decoder
         if decoder is None:
             raise RuntimeError("cannot renew: the encoded media was released")
+        if isinstance(decoder, _Derived):
+            decoder = decoder.renew()
         return MediaRef(
             decoder,
             self._data,
@@ -245,6 +246,25 @@ class MediaRef(Generic[_T]):
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self.decode(), self._key, self._spec, self._key_covers_spec, self.header)
         return _media_ref_from_pickle, state
+
+
+class _Derived(Generic[_T]):
+    """Decoder of a mapped or forked ref: the parent's decode, then the transform."""
+
+    __slots__ = ("_parent", "_transform")
+
+    def __init__(self, parent: MediaRef[Any], transform: Callable[[Any], _T] | None) -> None:
+        self._parent = parent
+        self._transform = transform
+
+    def __call__(self) -> _T:
+        media = self._parent.decode()
+        transformed: _T = media if self._transform is None else self._transform(media)
+        return transformed
+
+    def renew(self) -> _Derived[_T]:
+        """The same over a parent with a memo of its own."""
+        return _Derived(self._parent.renew(), self._transform)
 
 
 class _Missing:

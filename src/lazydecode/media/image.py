@@ -41,7 +41,8 @@ class ImageMediaIO(MediaIO[Image.Image]):
 
     Args:
         image_mode: Pillow mode of the result; None keeps the stored one.
-        limits: How many pixels a picture may have.
+        limits: How many pixels a picture may have. For TIFF, GIF and WebP Pillow's own limit
+            (twice `PIL.Image.MAX_IMAGE_PIXELS`) holds as well.
         trust_exif_image_id: Take a UUID in EXIF ImageID as the whole identity. Who writes the
             file controls it: only where all clients trust each other.
         kwargs: Further options. `rgba_background_color` (default white) shows where pixels

@@ -37,10 +37,11 @@ def orient(image: Image.Image, orientation: int) -> Image.Image:
 def to_mode(image: Image.Image, mode: str | None, background: tuple[int, int, int]) -> Image.Image:
     """Return `image` in `mode`; None leaves it as it is stored.
 
-    Going to RGB, transparent pixels show `background`. Grey of more than 8 bits is scaled, not
+    Going to RGB, transparent pixels show `background`, also those of an RGB picture with a key
+    colour. Grey of more than 8 bits is scaled, not
     clipped: Pillow's own conversion turns nearly every 16-bit picture white.
     """
-    if mode is None or image.mode == mode:
+    if mode is None or (image.mode == mode and "transparency" not in image.info):
         return image
     if image.mode in _WIDE_GREY and mode not in ("I", "F"):
         image = _narrow(image)
