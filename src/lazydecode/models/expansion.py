@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from PIL import Image
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import PlaceholderRange
@@ -37,6 +38,15 @@ class ExpandedPrompt:
 
     token_ids: list[int]
     placeholders: dict[str, list[PlaceholderRange]]
+
+    def shifted(self, prefix: Sequence[int], suffix: Sequence[int]) -> ExpandedPrompt:
+        """Return the prompt with ids put before and after it."""
+        by = len(prefix)
+        moved = {
+            m: [PlaceholderRange(r.offset + by, r.length, r.is_embed) for r in ranges]
+            for m, ranges in self.placeholders.items()
+        }
+        return ExpandedPrompt([*prefix, *self.token_ids, *suffix], moved)
 
 
 class PromptExpander:
@@ -138,6 +148,39 @@ class PromptExpander:
         known = {m: [_plain(i) for i in group] for m, group in items.items()}
         return self._place(out, spans, order, known)
 
+    def locate(
+        self, token_ids: list[int], items: Mapping[str, Sequence[ItemText]]
+    ) -> ExpandedPrompt:
+        """Return the ranges of items in ids that somebody else expanded.
+
+        Item after item takes as many embedding tokens as its own text has.
+        """
+        array = np.asarray(token_ids)
+        ranges: dict[str, list[PlaceholderRange]] = {}
+        for modality, group in items.items():
+            counts = [self._embeds_of(item) for item in group]
+            wanted = set().union(*(ids for ids, _ in counts)) if counts else set()
+            places = np.flatnonzero(np.isin(array, list(wanted)))
+            total = sum(count for _, count in counts)
+            if len(places) != total:
+                self._refuse(modality, len(places), total)
+            ranges[modality] = []
+            at = 0
+            for _, count in counts:
+                own = places[at : at + count]
+                at += count
+                start, stop = (int(own[0]), int(own[-1]) + 1) if count else (0, 0)
+                ranges[modality].append(self._range(modality, start, token_ids[start:stop]))
+        return ExpandedPrompt(token_ids, ranges)
+
+    def _embeds_of(self, item: ItemText) -> tuple[set[int], int]:
+        """Return which of an item's ids take an embedding, and how many there are."""
+        ids = np.asarray(self._ids_of(item))
+        wanted = self.embed_ids.get(item.modality, frozenset())
+        if not np.isin(ids, list(wanted)).any():
+            wanted = frozenset().union(*self.embed_ids.values())
+        return set(wanted), int(np.isin(ids, list(wanted)).sum())
+
     def _ids_of(self, item: ItemText) -> list[int]:
         if item.token_ids is not None:
             return list(item.token_ids)
@@ -146,11 +189,9 @@ class PromptExpander:
 
     def _edit_layout(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
         """Let the class change the text; it looks at the number of images only."""
-        from PIL import Image
-
         tiny = [Image.new("RGB", (32, 32))] * len(items.get("image", ()))
-        _, edited, _, _ = self.processor.prepare_inputs_layout(images=tiny or None, text=[text])
-        return str(edited[0])
+        prepared = self.processor.prepare_inputs_layout(images=tiny or None, text=[text])
+        return str(prepared[1][0])
 
     def _fill_slots(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
         """Put a slot in the place of every placeholder, by the class's own search."""

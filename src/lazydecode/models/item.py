@@ -12,6 +12,7 @@ from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.inputs import MultiModalKwargsItem
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.field_inference import FieldInferenceError, FieldRules
+from lazydecode.models.header_only import video_shape
 from lazydecode.models.processor_call import Media, ProcessorCall, ProcessorOutput
 from lazydecode.models.tokenization import PromptTokenizer
 
@@ -58,7 +59,6 @@ class ItemProcessor:
         item: Any,
         options: Mapping[str, Any] | None = None,
         *,
-        index: int | None = None,
         substitutes: Mapping[str, Any] | None = None,
     ) -> ProcessedItem:
         """Return the tensors and the text of one decoded item.
@@ -67,17 +67,16 @@ class ItemProcessor:
             modality: `image`, `video` or `audio`.
             item: A picture; (frames, metadata); samples at the processor's rate.
             options: The request's processor options.
-            index: Position in the request, for the error.
             substitutes: See `ProcessorCall`.
 
         Raises:
             InvalidRequestError: If the processor refuses the item.
         """
-        output = self.run(modality, item, options, index=index, substitutes=substitutes)
+        output = self.run(modality, item, options, substitutes=substitutes)
         try:
             kwargs = self.rules[modality].item(output.tensors)
         except FieldInferenceError as exc:
-            raise InvalidRequestError(str(exc), modality=modality, index=index) from exc
+            raise InvalidRequestError(str(exc)) from exc
         return ProcessedItem(kwargs, self.text_of(modality, item, output))
 
     def run(
@@ -86,7 +85,6 @@ class ItemProcessor:
         item: Any,
         options: Mapping[str, Any] | None = None,
         *,
-        index: int | None = None,
         substitutes: Mapping[str, Any] | None = None,
     ) -> ProcessorOutput:
         """Return what the processor says to one item.
@@ -94,26 +92,34 @@ class ItemProcessor:
         Raises:
             InvalidRequestError: If the processor refuses the item.
         """
+        return self.run_text(
+            self.texts[modality],
+            Media.single(modality, item),
+            options,
+            substitutes=substitutes,
+        )
+
+    def run_text(
+        self,
+        text: str,
+        media: Media,
+        options: Mapping[str, Any] | None = None,
+        *,
+        substitutes: Mapping[str, Any] | None = None,
+    ) -> ProcessorOutput:
+        """Return what the processor says to a text and its media.
+
+        Raises:
+            InvalidRequestError: If the processor refuses it.
+        """
         try:
             with self._lock:
-                return self.call(
-                    self.texts[modality],
-                    Media.single(modality, item),
-                    options,
-                    substitutes=substitutes,
-                )
-        except LazyDecodeError:
-            raise
-        except (MemoryError, RecursionError):
+                return self.call(text, media, options, substitutes=substitutes)
+        except (LazyDecodeError, MemoryError, RecursionError):
             raise
         except Exception as exc:
-            # Everything here is Hugging Face code over one item and its options.
-            raise InvalidRequestError(
-                f"the model's processor refuses {modality} {0 if index is None else index}: "
-                f"{refusal(exc)}",
-                modality=modality,
-                index=index,
-            ) from exc
+            # Everything here is Hugging Face code over these items and options.
+            raise InvalidRequestError(f"the model's processor refuses it: {refusal(exc)}") from exc
 
     def text_of(self, modality: str, item: Any, output: ProcessorOutput) -> ItemText:
         """Return what stands in the prompt for the item that gave this output."""
@@ -148,13 +154,11 @@ def shape_of(modality: str, item: Any) -> tuple[Any, ...]:
         return shape[:2] if shape[-1] in (1, 3, 4) else shape[-2:]
     if modality == "video":
         frames, metadata = item if isinstance(item, tuple) else (item, {})
-        shape = tuple(int(n) for n in frames.shape[:3])
-        return (*shape, tuple(sorted(_plain(metadata).items())))
+        count, height, width = (int(n) for n in frames.shape[:3])
+        known = {**metadata, "height": height, "width": width}
+        known.setdefault("frames_indices", list(range(count)))
+        return (count, *video_shape(known)[1:])
     return (int(item.shape[-1]),)
-
-
-def _plain(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in metadata.items()}
 
 
 def token_difference(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -13,13 +13,11 @@ from PIL import Image
 from lazydecode.errors import InvalidRequestError
 from lazydecode.models.field_inference import FieldInferenceError, FieldRules, infer_rules
 from lazydecode.models.item import ItemProcessor, refusal
-from lazydecode.models.processor_call import Media, ProcessorCall, audio_processor_of
+from lazydecode.models.processor_call import Media, ProcessorCall, processor_modalities
 from lazydecode.models.registry import FamilyRecord, ModelLoadError
 from lazydecode.models.template import MODALITIES, ChatTemplate
 
 logger = logging.getLogger(__name__)
-
-_PARTS: Final = {"image": "image_processor", "video": "video_processor"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +46,6 @@ class FamilyFacts:
     modalities: Mapping[str, ModalityFacts]
     refused: Mapping[str, str] = field(default_factory=dict)
     """Modality -> why the family's processor cannot be used for it."""
-
-
-def processor_modalities(processor: Any) -> tuple[str, ...]:
-    """Return the modalities that a processor has parts for."""
-    found = [m for m, part in _PARTS.items() if getattr(processor, part, None) is not None]
-    if audio_processor_of(processor) is not None:
-        found.append("audio")
-    return tuple(found)
 
 
 def probe_item(modality: str, number: int, *, rate: int | None = None) -> Any:

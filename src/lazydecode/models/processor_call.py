@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ TEXT_KEYS: Final = frozenset(
 )
 """Outputs that belong to the text, whatever the family."""
 OFFSETS_KEY: Final = "text_replacement_offsets"
+_PARTS: Final = {"image": "image_processor", "video": "video_processor"}
 _METADATA_FIELDS: Final = (
     "total_num_frames",
     "fps",
@@ -89,7 +91,7 @@ class ProcessorCall:
         self.reports_offsets = takes_any
         self.takes_text = "text" in parameters or takes_any
         bos = getattr(tokenizer.hf_tokenizer, "bos_token", None)
-        self._bos = bos if isinstance(bos, str) and bos else None
+        self.bos_token: str | None = bos if isinstance(bos, str) and bos else None
         audio = audio_processor_of(processor)
         self.sampling_rate: int | None = getattr(audio, "sampling_rate", None)
 
@@ -120,7 +122,7 @@ class ProcessorCall:
         arguments: dict[str, Any] = {**self.options, **(options or {}), "return_tensors": "pt"}
         if self.reports_offsets:
             arguments["return_text_replacement_offsets"] = True
-        if self._bos is not None and text.startswith(self._bos):
+        if self.bos_token is not None and text.startswith(self.bos_token):
             arguments.setdefault("add_special_tokens", False)
         if media.images:
             arguments["images"] = media.images
@@ -154,6 +156,14 @@ def audio_processor_of(processor: Any) -> Any | None:
         if part is not None:
             return part
     return None
+
+
+def processor_modalities(processor: Any) -> tuple[str, ...]:
+    """Return the modalities that a processor has parts for."""
+    found = [m for m, part in _PARTS.items() if getattr(processor, part, None) is not None]
+    if audio_processor_of(processor) is not None:
+        found.append("audio")
+    return tuple(found)
 
 
 def _split(output: dict[str, Any], proxy: TokenizerProxy) -> ProcessorOutput:
@@ -209,8 +219,6 @@ class TokenizerProxy:
         **_unused: Any,
     ) -> Any:
         """Tokenize one text or a list of texts; padding and truncation never apply to one."""
-        from transformers import BatchEncoding
-
         if text_pair is not None:
             raise ValueError("a pair of texts is not a prompt")
         texts = [text] if isinstance(text, str) else list(text)
@@ -228,8 +236,35 @@ class TokenizerProxy:
             data["attention_mask"] = [[1] * len(row) for row in rows]
         if isinstance(text, str) and return_tensors is None:
             data = {name: value[0] for name, value in data.items()}
-        return BatchEncoding(data, tensor_type=return_tensors)
+        encoding = _encoding_class()(data, tensor_type=return_tensors)
+        encoding.locate = self._own.locate
+        encoding.texts = texts
+        return encoding
 
     def encode(self, text: str, add_special_tokens: bool = True, **_unused: Any) -> list[int]:
         """Return the ids of one text."""
         return self._own.encode(text, add_special_tokens=add_special_tokens)
+
+
+@functools.cache
+def _encoding_class() -> Any:
+    """Return a BatchEncoding that finds tokens by character without the fast tokenizer's own."""
+    from transformers import BatchEncoding
+
+    class LocatingEncoding(BatchEncoding):  # type: ignore[misc]  # transformers is untyped
+        locate: Any = None
+        texts: Any = ()
+
+        def char_to_token(
+            self, batch_or_char_index: int, char_index: int | None = None, sequence_index: int = 0
+        ) -> int | None:
+            """Return the token that holds a character of a text."""
+            row, char = (
+                (0, batch_or_char_index)
+                if char_index is None
+                else (batch_or_char_index, char_index)
+            )
+            found: int | None = self.locate(self.texts[row], char)
+            return found
+
+    return LocatingEncoding

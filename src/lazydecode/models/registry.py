@@ -22,8 +22,9 @@ class FamilyRecord:
     the text."""
     item_text: Mapping[str, str] = field(default_factory=dict)
     """Modality -> prompt of one item alone, where the template cannot give it."""
-    whole_request: bool = False
-    """The prompt's ids come from one run of the processor over stand-ins of all items."""
+    whole_request: tuple[str, ...] = ()
+    """Modalities whose prompts come from one run of the processor over stand-ins of all items,
+    although the plain expansion agrees on the probes."""
     header: Mapping[str, Literal["meta", "blank", "silence", "content"]] = field(
         default_factory=dict
     )
@@ -71,6 +72,8 @@ register(
     "HyperCLOVAXVisionV2Processor",
     FamilyRecord(
         reentrant=False,
-        reason="keeps the durations of pending videos on itself between two of its methods",
+        whole_request=("video",),
+        reason="writes durations outside the placeholder, and keeps those of pending videos on "
+        "itself between two of its methods",
     ),
 )

@@ -95,6 +95,8 @@ class PromptTokenizer:
         self._bare: dict[bool, Callable[[str], list[int]]] = {}
         added = _added_tokens(tokenizer)
         self._added = {t.content: t for t in added}
+        self.added_ids = frozenset(i for i in map(self.token_id, self._added) if i is not None)
+        """Ids of tokens that are matched before the tokenizer's model runs."""
         self._added_pattern = leftmost_longest(self._added)
         self._control_ids = frozenset(
             i for i in map(self.token_id, marker.control_tokens) if i is not None
@@ -195,6 +197,26 @@ class PromptTokenizer:
             stop = bisect.bisect_left(starts, end)
             token_spans.append((shifted(first), shifted(stop)))
         return EncodedText(out, token_spans)
+
+    def locate(self, text: str, char: int) -> int | None:
+        """Return the token that holds a character, in the encoding without special tokens."""
+        collapsed = self.collapse(text)
+        removed = 0
+        for run in collapsed.runs:
+            start = run.start + removed
+            length = len(run.token)
+            if char < start + length:
+                break
+            if char < start + length * run.count:
+                within = (char - start) // length
+                first = self.locate(text, start)
+                return None if first is None else first + within
+            removed += length * (run.count - 1)
+        at = char - removed
+        found = self.encode_collapsed(
+            collapsed, add_special_tokens=False, spans=[(at, at + 1)]
+        ).token_spans[0]
+        return found[0] if found[0] < found[1] else None
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""

@@ -1,0 +1,55 @@
+"""Which token ids of an item's text take an embedding."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from lazydecode.models.item import ItemProcessor
+from lazydecode.models.probing import FamilyFacts, probe_item
+from lazydecode.models.processor_call import ProcessorCall
+
+
+def embed_tokens(
+    call: ProcessorCall, config: Any, facts: FamilyFacts, items: ItemProcessor
+) -> dict[str, frozenset[int]]:
+    """Return modality -> ids of the tokens that the model replaces by its embeddings.
+
+    What the model's configuration names counts, if the text of an item is made of it;
+    otherwise the control token that the text has most of.
+    """
+    return {
+        modality: frozenset(_of_modality(call, config, items, modality))
+        for modality in facts.modalities
+    }
+
+
+def _of_modality(
+    call: ProcessorCall, config: Any, items: ItemProcessor, modality: str
+) -> Iterator[int]:
+    item = probe_item(modality, 0, rate=call.sampling_rate)
+    text = items.process(modality, item).text
+    tokenizer = call.tokenizer
+    ids = (
+        list(text.token_ids)
+        if text.token_ids is not None
+        else tokenizer.encode_collapsed(text.replacement, add_special_tokens=False).token_ids
+        if text.replacement is not None
+        else []
+    )
+    counts = Counter(i for i in ids if i in tokenizer.added_ids)
+    if not counts:
+        return
+    most, number = counts.most_common(1)[0]
+    named = {i for i in _named(config, modality) if counts[i] * 2 >= number}
+    yield from named or {most}
+
+
+def _named(config: Any, modality: str) -> Iterator[int]:
+    """Yield the ids that a configuration names for a modality, and for images in videos."""
+    for kind in (modality, "image") if modality == "video" else (modality,):
+        for name in (f"{kind}_token_id", f"{kind}_token_index"):
+            value = getattr(config, name, None)
+            if isinstance(value, int):
+                yield value

@@ -1,0 +1,250 @@
+"""One loaded model family: how its items are processed and put into prompts, and the proof."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from lazydecode.inputs import MultiModalKwargsItem
+from lazydecode.models.expansion import ExpandedPrompt, ItemText, PromptExpander
+from lazydecode.models.header_only import Way, stand_in, substitutes
+from lazydecode.models.item import ItemProcessor, ProcessedItem
+from lazydecode.models.options import ProcessorOptions
+from lazydecode.models.pixels import PixelPlan, raw_options
+from lazydecode.models.probing import FamilyFacts
+from lazydecode.models.processor_call import Media, ProcessorCall
+from lazydecode.models.registry import FamilyRecord
+from lazydecode.models.tokenization import PromptTokenizer
+
+logger = logging.getLogger(__name__)
+
+_MEMO_SIZE: Final = 4096
+PromptMode = Literal["expand", "whole_request", "unproven"]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEdit:
+    """Ids that the class puts around every prompt with media, beside those of its template."""
+
+    prefix: tuple[int, ...] = ()
+    suffix: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was compared when the family was loaded, and how it came out."""
+
+    mode: PromptMode
+    """How prompts get their ids."""
+    edit: PromptEdit = PromptEdit()
+    edits_text: bool = False
+    """Whether the class puts them around prompts without media too."""
+    difference: str = ""
+    """Where the class's own ids differ from the plain expansion; empty if nowhere."""
+    headers: Mapping[str, Way] = field(default_factory=dict)
+    """Modality -> how its items' texts follow from their headers."""
+    reproducible: bool = True
+    """Whether the same item gives the same tensors twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """What the header of an item is enough for."""
+
+    text: ItemText
+    metadata: MultiModalKwargsItem
+    """The small tensors: grids and sizes."""
+
+
+class Family:
+    """Processes items and builds prompts for one model. Threads share it.
+
+    Args:
+        facts: What the probes showed.
+        record: How the family differs from the generic way.
+        call: The processor.
+        options: Checks and merges processor options.
+        items: Runs the processor for one item.
+        expander: Puts items into prompts.
+        proof: What was proven.
+        pixel_plan: Fields that are handed over as uint8.
+        raw_modalities: Modalities whose pixels are handed over as uint8.
+    """
+
+    def __init__(
+        self,
+        *,
+        facts: FamilyFacts,
+        record: FamilyRecord,
+        call: ProcessorCall,
+        options: ProcessorOptions,
+        items: ItemProcessor,
+        expander: PromptExpander,
+        proof: Proof,
+        pixel_plan: PixelPlan,
+        raw_modalities: frozenset[str],
+    ) -> None:
+        self.facts = facts
+        self.record = record
+        self.call = call
+        self.options = options
+        self.items = items
+        self.expander = expander
+        self.proof = proof
+        self.pixel_plan = pixel_plan
+        self.raw_modalities = raw_modalities
+        self._substitutes = substitutes(call.processor)
+        self._sketches: OrderedDict[Any, Sketch] = OrderedDict()
+        self._lock = threading.Lock()
+        bos = call.bos_token
+        self._special_default = next(
+            (
+                known.add_special_tokens
+                for known in facts.modalities.values()
+                if bos is None or not known.text.startswith(bos)
+            ),
+            True,
+        )
+
+    @property
+    def tokenizer(self) -> PromptTokenizer:
+        """Our tokenizer."""
+        return self.call.tokenizer
+
+    # -- items
+
+    def process(
+        self, modality: str, item: Any, options: Mapping[str, Any] | None = None
+    ) -> ProcessedItem:
+        """Return the tensors and the text of one decoded item.
+
+        Raises:
+            InvalidRequestError: If the processor refuses the item or the options.
+        """
+        merged = self.options.merge(options)
+        if modality in self.raw_modalities:
+            merged = raw_options(modality, merged) or merged
+        return self.items.process(modality, item, merged)
+
+    def sketch(
+        self, modality: str, shape: tuple[Any, ...], options: Mapping[str, Any] | None = None
+    ) -> Sketch | None:
+        """Return what follows from an item's size alone; None if that is not all it takes.
+
+        Memoized by size and options, which it is a pure function of.
+
+        Raises:
+            InvalidRequestError: If the processor refuses the size or the options.
+        """
+        way = self.proof.headers.get(modality, "content")
+        if way == "content":
+            return None
+        merged = self.options.merge(options)
+        key = (modality, shape, json.dumps(merged, sort_keys=True, default=str))
+        with self._lock:
+            known = self._sketches.get(key)
+            if known is not None:
+                self._sketches.move_to_end(key)
+                return known
+        processed = self.items.process(
+            modality,
+            stand_in(modality, shape, way),
+            merged,
+            substitutes=self._substitutes if way == "meta" else None,
+        )
+        sketch = Sketch(processed.text, small_fields(processed.kwargs))
+        with self._lock:
+            self._sketches[key] = sketch
+            while len(self._sketches) > _MEMO_SIZE:
+                self._sketches.popitem(last=False)
+        return sketch
+
+    # -- prompts
+
+    def encode_text(self, text: str) -> list[int]:
+        """Return the ids of a prompt without media; marked tokens are codes in it."""
+        ids = self.tokenizer.encode(text, add_special_tokens=self._adds_special(text))
+        if self.proof.edits_text:
+            return [*self.proof.edit.prefix, *ids, *self.proof.edit.suffix]
+        return ids
+
+    def build_prompt(
+        self,
+        prompt: str | Sequence[int],
+        items: Mapping[str, Sequence[ItemText]],
+        options: Mapping[str, Any] | None = None,
+    ) -> ExpandedPrompt:
+        """Return the ids of a prompt with its items, and where each item stands.
+
+        Raises:
+            InvalidRequestError: If the prompt has not one placeholder per item.
+        """
+        if not isinstance(prompt, str):
+            return self.expander.expand_tokens(prompt, items)
+        if self.proof.mode == "whole_request" or any(
+            items.get(m) for m in self.record.whole_request
+        ):
+            return self._run_whole(prompt, items, options)
+        expanded = self.expander.expand(
+            prompt, items, add_special_tokens=self._adds_special(prompt)
+        )
+        edit = self.proof.edit
+        if not (edit.prefix or edit.suffix):
+            return expanded
+        return expanded.shifted(edit.prefix, edit.suffix)
+
+    def _adds_special(self, text: str) -> bool:
+        """Whether the tokenizer adds what goes around a text: not if the template wrote it."""
+        bos = self.call.bos_token
+        return self._special_default and not (bos is not None and text.startswith(bos))
+
+    def _run_whole(
+        self,
+        prompt: str,
+        items: Mapping[str, Sequence[ItemText]],
+        options: Mapping[str, Any] | None,
+    ) -> ExpandedPrompt:
+        """Let the class itself write the prompt, over stand-ins for all items."""
+        media, parts = self.stand_ins(items)
+        output = self.items.run_text(prompt, media, self.options.merge(options), substitutes=parts)
+        return self.expander.locate(output.input_ids, items)
+
+    def stand_ins(
+        self, items: Mapping[str, Sequence[ItemText]]
+    ) -> tuple[Media, Mapping[str, Any] | None]:
+        """Return media of the same sizes, and the parts of the processor they need."""
+        ways = self.proof.headers
+        media = {
+            m: [stand_in(m, item.shape, ways.get(m, "blank")) for item in group]
+            for m, group in items.items()
+        }
+        meta = any(ways.get(m) == "meta" and group for m, group in items.items())
+        return Media.of(media), self._substitutes if meta else None
+
+
+def small_fields(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
+    """Return the fields that stay on the CPU: grids, sizes, counts."""
+    return MultiModalKwargsItem(
+        {n: e for n, e in item.items() if getattr(e.field, "keep_on_cpu", False)}
+    )
+
+
+def describe_difference(
+    tokenizer: PromptTokenizer, ours: Sequence[int], theirs: Sequence[int]
+) -> str:
+    """Return where two id sequences part, in words."""
+    at = next(
+        (i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b),
+        min(len(ours), len(theirs)),
+    )
+    window = slice(max(0, at - 3), at + 6)
+    shown = [tokenizer.decode(ids[window], skip_special_tokens=False) for ids in (ours, theirs)]
+    return (
+        f"at token {at} of {len(theirs)}: expansion gives {len(ours)} tokens and {shown[0]!r}, "
+        f"the class {shown[1]!r}"
+    )

@@ -1,0 +1,191 @@
+"""Every family's processing, without code per family: item by item, on the model's own class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from lazydecode.errors import InvalidRequestError
+from lazydecode.inputs import MultiModalKwargsItem, PlaceholderRange
+from lazydecode.media.audio import resampled_length
+from lazydecode.media.base import AudioHeader, ImageHeader, MediaRef, VideoHeader
+from lazydecode.media.video import plan_frames
+from lazydecode.models.expansion import ItemText
+from lazydecode.models.family import Family, Sketch
+from lazydecode.models.header_only import video_shape
+from lazydecode.models.item import shape_of
+from lazydecode.parse import MultiModalDataItems, MultiModalDataParser, ProcessorBatchItems
+from lazydecode.processing.context import BaseProcessingInfo, InputProcessingContext
+from lazydecode.processing.flights import ItemFlights, ItemOutput
+from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.processing.processor import BaseMultiModalProcessor
+
+
+class GenericDataParser(MultiModalDataParser):
+    """Parses media for any family: videos keep their metadata where they have any."""
+
+    def _split_video(self, video: Any) -> Any:
+        frames, metadata = video if isinstance(video, tuple) else (video, None)
+        return frames if metadata is None else (frames, metadata)
+
+
+class GenericProcessingInfo(BaseProcessingInfo):
+    """What the probes of a family say about its media.
+
+    Args:
+        ctx: The model.
+        max_items: Modality -> items per request that the family takes; None: any number.
+        sampling_rate: Rate in Hz that its audio processor takes; None: it has none.
+    """
+
+    def __init__(
+        self,
+        ctx: InputProcessingContext,
+        *,
+        max_items: Mapping[str, int | None],
+        sampling_rate: int | None,
+    ) -> None:
+        super().__init__(ctx)
+        self._max_items = dict(max_items)
+        self._parser = GenericDataParser(target_sr=sampling_rate, video_needs_metadata=True)
+
+    def get_supported_mm_limits(self) -> Mapping[str, int | None]:
+        """Return the limits that the probes found."""
+        return self._max_items
+
+    def get_data_parser(self) -> MultiModalDataParser:
+        """Return the parser; it is shared, as it keeps nothing."""
+        return self._parser
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderRendering:
+    """What a prompt becomes, known from the headers of its media alone."""
+
+    token_ids: list[int]
+    placeholders: dict[str, list[PlaceholderRange]]
+    metadata: dict[str, list[MultiModalKwargsItem]]
+    """Modality -> per item its small tensors (grids and sizes)."""
+
+
+class GenericMultiModalProcessor(BaseMultiModalProcessor):
+    """Processes any family whose Hugging Face class was proven at load.
+
+    An item's result is its tensors and one `ItemText`; nothing about its neighbours is in it.
+
+    Args:
+        info: What the family says about its media.
+        family: The loaded family.
+        flights: See `BaseMultiModalProcessor`.
+        media_executor: Runs decodes.
+    """
+
+    per_item = True
+
+    def __init__(
+        self,
+        info: BaseProcessingInfo,
+        family: Family,
+        *,
+        flights: ItemFlights | None = None,
+        media_executor: Executor | None = None,
+    ) -> None:
+        super().__init__(info, flights=flights, media_executor=media_executor)
+        self.family = family
+        self.reentrant = family.record.reentrant
+
+    def render_from_headers(self, inputs: ProcessorInputs) -> HeaderRendering | None:
+        """Return ids, ranges and small tensors without decoding anything.
+
+        What is decoded already counts with its true size. None if one of the items does not
+        say enough: a file without a readable header, a family whose count follows from content.
+
+        Raises:
+            InvalidRequestError: If the model's processor refuses a size, or the prompt has not
+                one placeholder per item.
+        """
+        options = inputs.hf_processor_mm_kwargs
+        sketches: dict[str, list[Sketch]] = {}
+        for modality, items in inputs.mm_data_items.items():
+            sketches[modality] = []
+            for position in range(items.get_count()):
+                sketch = self._sketch(modality, items, position, options)
+                if sketch is None:
+                    return None
+                sketches[modality].append(sketch)
+        texts = {m: [sketch.text for sketch in group] for m, group in sketches.items()}
+        built = self.family.build_prompt(inputs.prompt, texts, options)
+        metadata = {m: [sketch.metadata for sketch in group] for m, group in sketches.items()}
+        return HeaderRendering(built.token_ids, built.placeholders, metadata)
+
+    def _sketch(
+        self,
+        modality: str,
+        items: Any,
+        position: int,
+        options: Mapping[str, Any],
+    ) -> Sketch | None:
+        if not isinstance(items, ProcessorBatchItems):
+            return None
+        item = items.get_raw(position)
+        if item is None:
+            return None
+        if isinstance(item, MediaRef) and not item.is_decoded:
+            shape = shape_from_header(modality, item, self.family.call.sampling_rate)
+        else:
+            shape = shape_of(modality, items.get(position))
+        if shape is None:
+            return None
+        try:
+            return self.family.sketch(modality, shape, options)
+        except InvalidRequestError as exc:
+            raise exc.at(modality, items.get_original_index(position)) from exc
+
+    def _process_missing(
+        self, missing: MultiModalDataItems, inputs: ProcessorInputs
+    ) -> dict[str, list[ItemOutput]]:
+        options = inputs.hf_processor_mm_kwargs
+        outputs: dict[str, list[ItemOutput]] = {}
+        for modality, items in missing.items():
+            outputs[modality] = []
+            for position in range(items.get_count()):
+                if not isinstance(items, ProcessorBatchItems):
+                    raise InvalidRequestError(
+                        f"{modality} embeddings are not taken by this model", modality=modality
+                    )
+                processed = self.family.process(modality, items.get(position), options)
+                outputs[modality].append(ItemOutput(processed.kwargs, (processed.text,)))
+        return outputs
+
+    def _finish_prompt(
+        self,
+        inputs: ProcessorInputs,
+        mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem | None]],
+        updates: dict[str, list[Sequence[Any]]],
+    ) -> tuple[list[int], dict[str, list[PlaceholderRange]]]:
+        texts: dict[str, list[ItemText]] = {
+            modality: [item_updates[0] for item_updates in group]
+            for modality, group in updates.items()
+        }
+        built = self.family.build_prompt(inputs.prompt, texts, inputs.hf_processor_mm_kwargs)
+        return built.token_ids, built.placeholders
+
+
+def shape_from_header(
+    modality: str, ref: MediaRef[Any], sampling_rate: int | None
+) -> tuple[Any, ...] | None:
+    """Return the size that the item will have once it is decoded; None if unknown."""
+    header = ref.header
+    if modality == "image" and isinstance(header, ImageHeader):
+        return (header.height, header.width)
+    if modality == "audio" and isinstance(header, AudioHeader):
+        if header.num_samples is None:
+            return None
+        rate = sampling_rate or header.rate_hz
+        return (resampled_length(header.num_samples, header.rate_hz, rate),)
+    if modality == "video" and isinstance(header, VideoHeader):
+        metadata = plan_frames(ref.spec, header)
+        return None if metadata is None else video_shape(metadata)
+    return None

@@ -1,0 +1,390 @@
+"""From a model's name or folder to everything that requests for it need."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lazydecode.config import Settings
+from lazydecode.errors import InvalidRequestError
+from lazydecode.models.embeds import embed_tokens
+from lazydecode.models.expansion import PromptExpander
+from lazydecode.models.family import Family, Proof
+from lazydecode.models.fingerprint import describe_processor, fingerprint
+from lazydecode.models.generic import GenericMultiModalProcessor, GenericProcessingInfo
+from lazydecode.models.item import ItemProcessor
+from lazydecode.models.marks import TextMarker
+from lazydecode.models.options import ProcessorOptions
+from lazydecode.models.pixels import PixelPlan, merge_plans, plan_pixels
+from lazydecode.models.probing import FamilyFacts, probe_family
+from lazydecode.models.processor_call import ProcessorCall, processor_modalities
+from lazydecode.models.proving import Prover
+from lazydecode.models.registry import FamilyRecord, ModelLoadError, record_for
+from lazydecode.models.template import (
+    MODALITIES,
+    ChatTemplate,
+    Message,
+    RenderedPrompt,
+    control_tokens,
+)
+from lazydecode.models.tokenization import PromptTokenizer
+from lazydecode.processing.context import (
+    BaseProcessingInfo,
+    InputProcessingContext,
+    ModelConfig,
+    MultiModalConfig,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What loading found out about a family by running its processor."""
+
+    facts: FamilyFacts
+    proof: Proof
+    plans: Mapping[str, PixelPlan]
+    embed_ids: Mapping[str, frozenset[int]]
+    seconds: float = 0.0
+    """Time that finding it out took."""
+
+
+_findings: dict[str, Findings] = {}
+_findings_lock = threading.Lock()
+
+
+@dataclass(frozen=True)
+class ModelFrontend:
+    """A loaded model, as far as prompts and media are concerned. Threads share it."""
+
+    model_id: str
+    config: Any
+    """The Hugging Face configuration."""
+    tokenizer: Any
+    """The Hugging Face tokenizer. Not for padding or truncation: threads share it."""
+    processor: Any
+    """The Hugging Face processor; None for a text-only model."""
+    info: BaseProcessingInfo
+    mm_processor: GenericMultiModalProcessor | None
+    """None: text only."""
+    modalities: tuple[str, ...]
+    max_items: dict[str, int | None]
+    """Modality -> items per request that the family takes; None: any number."""
+    fingerprint: str
+    """Stands for the classes, libraries, back ends and options that results depend on."""
+    prompt_tokenizer: PromptTokenizer
+    template: ChatTemplate | None
+    """None: the model has no chat template."""
+    pixel_plan: PixelPlan = field(default_factory=PixelPlan)
+    """How an engine finishes raw pixels."""
+    findings: Findings | None = None
+    """What was proven when the model was loaded."""
+
+    @property
+    def is_cacheable(self) -> bool:
+        """Whether the same item gives the same tensors each time."""
+        return self.findings is None or self.findings.proof.reproducible
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> RenderedPrompt:
+        """Return the text of a conversation's prompt; what the conversation spells stays text.
+
+        Args:
+            messages: As Hugging Face templates take them; media parts are `{"type": modality}`.
+            tools: Descriptions of tools, as JSON schemas.
+            chat_template_kwargs: Further names for the template.
+            add_generation_prompt: Whether the answer's header comes last.
+            continue_final_message: Whether the last message is left open.
+
+        Raises:
+            InvalidRequestError: If the model has no chat template, or it refuses the messages.
+        """
+        if self.template is None:
+            raise InvalidRequestError(
+                f"the model {self.model_id} has no chat template; send token ids instead"
+            )
+        return self.template.render(
+            messages,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+        )
+
+    def tokenize_prompt(self, rendered: RenderedPrompt) -> list[int]:
+        """Return the token ids of a prompt without media."""
+        if self.mm_processor is not None:
+            return self.mm_processor.family.encode_text(rendered.text)
+        bos = getattr(self.tokenizer, "bos_token", None)
+        has_bos = isinstance(bos, str) and bool(bos) and rendered.text.startswith(bos)
+        return self.prompt_tokenizer.encode(rendered.text, add_special_tokens=not has_bos)
+
+    def plain_text(self, rendered: RenderedPrompt) -> str:
+        """Return the prompt as a reader expects to see it."""
+        return self.prompt_tokenizer.marker.unseal(rendered.text)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text; control tokens in it count as such."""
+        return self.prompt_tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        return self.prompt_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
+    """Load a model's configuration, tokenizer and processor, and prove how it is served.
+
+    Args:
+        model: A folder, or an id on the Hugging Face hub.
+        settings: Server settings.
+
+    Raises:
+        ModelLoadError: If something that is needed is missing; the message says what.
+    """
+    config = _load_config(model, settings)
+    processor, tokenizer = _load_processor(model, settings)
+    template = _template_of(processor, tokenizer)
+    placeholders = [getattr(processor, f"{m}_token", None) for m in MODALITIES]
+    marker = TextMarker(control_tokens(tokenizer, template, [p for p in placeholders if p]))
+    prompt_tokenizer = PromptTokenizer(tokenizer, marker)
+    chat = None
+    if template is not None:
+        chat = ChatTemplate(template, tokenizer.special_tokens_map, marker)
+    video_part = getattr(processor, "video_processor", None)
+    ctx = InputProcessingContext(
+        ModelConfig(
+            model,
+            config,
+            MultiModalConfig(
+                settings.mm_processor_cache_gb,
+                settings.mm_hasher_algorithm,
+                dict(settings.limit_mm_per_prompt),
+            ),
+            None if video_part is None else type(video_part).__name__,
+        ),
+        tokenizer,
+        decode_limits=settings.decode_limits,
+        trust_exif_image_id=settings.trust_exif_image_id,
+        video_loader_backend=settings.video_loader_backend,
+    )
+    if processor is None or chat is None or not processor_modalities(processor):
+        info = GenericProcessingInfo(ctx, max_items={}, sampling_rate=None)
+        return ModelFrontend(
+            model_id=model,
+            config=config,
+            tokenizer=tokenizer,
+            processor=processor,
+            info=info,
+            mm_processor=None,
+            modalities=(),
+            max_items={},
+            fingerprint="",
+            prompt_tokenizer=prompt_tokenizer,
+            template=chat,
+        )
+    return _load_multimodal(
+        model, settings, config, processor, tokenizer, chat, prompt_tokenizer, ctx
+    )
+
+
+def _load_multimodal(
+    model: str,
+    settings: Settings,
+    config: Any,
+    processor: Any,
+    tokenizer: Any,
+    chat: ChatTemplate,
+    prompt_tokenizer: PromptTokenizer,
+    ctx: InputProcessingContext,
+) -> ModelFrontend:
+    record = record_for(processor)
+    options = ProcessorOptions(processor, settings.mm_processor_kwargs)
+    call = ProcessorCall(processor, prompt_tokenizer, options.defaults)
+    texts = {m: _item_text(chat, record, m) for m in processor_modalities(processor)}
+    description = describe_processor(
+        processor, options=options.defaults, texts=texts, raw_pixels=settings.raw_pixels
+    )
+    mark = fingerprint({**description, "template": chat.template})
+    found = _find_out(mark, call, chat, record, config, settings.raw_pixels)
+    if found.proof.mode == "unproven":
+        logger.error("%s: media are refused: %s", model, found.proof.difference)
+    elif found.proof.difference:
+        logger.warning(
+            "%s: prompts come out as the model's own, by %s; the plain expansion differs %s",
+            model,
+            "learnt ids around them" if found.proof.mode == "expand" else "whole-request runs",
+            found.proof.difference,
+        )
+    facts, proof = found.facts, found.proof
+    modalities = () if proof.mode == "unproven" else tuple(facts.modalities)
+    max_items = {m: facts.modalities[m].max_items for m in modalities}
+    info = GenericProcessingInfo(ctx, max_items=max_items, sampling_rate=call.sampling_rate)
+    plan, disputed = merge_plans(list(found.plans.values()))
+    raw = frozenset(
+        m for m, own in found.plans.items() if own and not disputed & own.tensors.keys()
+    )
+    family = Family(
+        facts=facts,
+        record=record,
+        call=call,
+        options=options,
+        items=_item_processor(call, facts, record),
+        expander=_expander(call, facts, found.embed_ids),
+        proof=proof,
+        pixel_plan=plan,
+        raw_modalities=raw,
+    )
+    return ModelFrontend(
+        model_id=model,
+        config=config,
+        tokenizer=tokenizer,
+        processor=processor,
+        info=info,
+        mm_processor=GenericMultiModalProcessor(info, family) if modalities else None,
+        modalities=modalities,
+        max_items=max_items,
+        fingerprint=mark,
+        prompt_tokenizer=prompt_tokenizer,
+        template=chat,
+        pixel_plan=plan,
+        findings=found,
+    )
+
+
+def _find_out(
+    mark: str,
+    call: ProcessorCall,
+    chat: ChatTemplate,
+    record: FamilyRecord,
+    config: Any,
+    raw_pixels: bool,
+) -> Findings:
+    """Return the findings for a fingerprint; found out once per process."""
+    with _findings_lock:
+        known = _findings.get(mark)
+    if known is not None:
+        return known
+    start = time.perf_counter()
+    facts = probe_family(call, chat, record)
+    items = _item_processor(call, facts, record)
+    embed_ids = embed_tokens(call, config, facts, items)
+    expander = _expander(call, facts, embed_ids)
+    proof = Prover(call, chat, record, facts, items, expander).prove()
+    plans = {m: plan_pixels(items, m) for m in facts.modalities} if raw_pixels else {}
+    found = Findings(facts, proof, plans, embed_ids, time.perf_counter() - start)
+    with _findings_lock:
+        _findings[mark] = found
+    return found
+
+
+def _item_processor(call: ProcessorCall, facts: FamilyFacts, record: FamilyRecord) -> ItemProcessor:
+    known = facts.modalities
+    return ItemProcessor(
+        call,
+        texts={m: f.text for m, f in known.items()},
+        placeholders={m: f.placeholder for m, f in known.items()},
+        rules={m: f.rules for m, f in known.items()},
+        reentrant=record.reentrant,
+    )
+
+
+def _expander(
+    call: ProcessorCall, facts: FamilyFacts, embed_ids: Mapping[str, frozenset[int]]
+) -> PromptExpander:
+    return PromptExpander(
+        call.processor,
+        call.tokenizer,
+        placeholders={m: f.placeholder for m, f in facts.modalities.items()},
+        embed_ids=embed_ids,
+        edits_layout=_edits_layout(call.processor),
+    )
+
+
+def _edits_layout(processor: Any) -> bool:
+    """Whether the class changes a text before it looks for placeholders in it."""
+    from transformers import ProcessorMixin
+
+    own = getattr(type(processor), "prepare_inputs_layout", None)
+    return own is not None and own is not getattr(ProcessorMixin, "prepare_inputs_layout", None)
+
+
+def _item_text(chat: ChatTemplate, record: FamilyRecord, modality: str) -> str:
+    try:
+        return record.item_text.get(modality) or chat.render_items([modality])
+    except InvalidRequestError:
+        return ""
+
+
+def _load_config(model: str, settings: Settings) -> Any:
+    from transformers import AutoConfig
+
+    folder = Path(model)
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise ModelLoadError(f"{model} is no model folder: it has no config.json")
+    try:
+        return AutoConfig.from_pretrained(model, trust_remote_code=settings.trust_remote_code)
+    except Exception as exc:
+        raise ModelLoadError(_load_problem(model, "configuration", exc)) from exc
+
+
+def _load_processor(model: str, settings: Settings) -> tuple[Any, Any]:
+    """Return (processor or None, tokenizer)."""
+    from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
+
+    trust = settings.trust_remote_code
+    problem: Exception | None = None
+    processor: Any = None
+    try:
+        processor = AutoProcessor.from_pretrained(model, trust_remote_code=trust)
+    except Exception as exc:
+        problem = exc
+    if isinstance(processor, PreTrainedTokenizerBase):
+        return None, processor
+    tokenizer = getattr(processor, "tokenizer", None)
+    if tokenizer is not None:
+        return processor, tokenizer
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust)
+    except Exception as exc:
+        raise ModelLoadError(_load_problem(model, "tokenizer", problem or exc)) from exc
+    if problem is not None:
+        logger.warning(
+            "%s is served without media: %s", model, _load_problem(model, "processor", problem)
+        )
+    return None, tokenizer
+
+
+def _load_problem(model: str, what: str, exc: Exception) -> str:
+    """Return why a part of a model did not load, and what to do about it."""
+    text = " ".join(str(exc).split())
+    if "trust_remote_code" in text:
+        return (
+            f"the {what} of {model} is code that the model ships; it is run only with "
+            "--trust-remote-code"
+        )
+    return f"the {what} of {model} cannot be loaded: {text[:400]}"
+
+
+def _template_of(processor: Any, tokenizer: Any) -> str | None:
+    """Return the chat template; some processors take none and leave it to the tokenizer."""
+    for owner in (processor, tokenizer):
+        template = getattr(owner, "chat_template", None)
+        if isinstance(template, Mapping):
+            template = template.get("default")
+        if isinstance(template, str) and template:
+            return template
+    return None

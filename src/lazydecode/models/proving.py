@@ -1,0 +1,233 @@
+"""Whether what we make of prompts is what the family's own processor makes of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lazydecode.errors import InvalidRequestError, LazyDecodeError
+from lazydecode.models.expansion import ItemText, PromptExpander
+from lazydecode.models.family import PromptEdit, Proof, describe_difference
+from lazydecode.models.header_only import Way, stand_in, substitutes
+from lazydecode.models.item import ItemProcessor
+from lazydecode.models.probing import FamilyFacts, probe_item
+from lazydecode.models.processor_call import Media, ProcessorCall
+from lazydecode.models.registry import FamilyRecord
+from lazydecode.models.template import ChatTemplate
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """One prompt with media, and the ids that the class gives for it."""
+
+    text: str
+    items: Mapping[str, list[Any]]
+    texts: Mapping[str, list[ItemText]]
+    theirs: list[int]
+    ours: list[int] | None
+    """None if the prompt could not be expanded."""
+    problem: str = ""
+
+
+class Prover:
+    """Compares, on probes, our prompts and header texts with those of the family's class."""
+
+    def __init__(
+        self,
+        call: ProcessorCall,
+        template: ChatTemplate,
+        record: FamilyRecord,
+        facts: FamilyFacts,
+        items: ItemProcessor,
+        expander: PromptExpander,
+    ) -> None:
+        self.call = call
+        self.template = template
+        self.record = record
+        self.facts = facts
+        self.items = items
+        self.expander = expander
+        self._substitutes = substitutes(call.processor)
+
+    def prove(self) -> Proof:
+        """Return the way in which prompts come out right, or the difference that remains."""
+        headers = {m: self._header_way(m) for m in self.facts.modalities}
+        reproducible = all(self._is_reproducible(m) for m in self.facts.modalities)
+        trials = self._trials()
+        if not trials:
+            why = "the class takes none of the probes"
+            return Proof("unproven", headers=headers, reproducible=reproducible, difference=why)
+        difference = next((d for d in map(self._difference, trials) if d), "")
+        if not difference:
+            return Proof("expand", headers=headers, reproducible=reproducible)
+        edit = self._edit(trials)
+        if edit is not None:
+            return Proof(
+                "expand",
+                edit=edit,
+                edits_text=self._edits_text(edit),
+                difference=difference,
+                headers=headers,
+                reproducible=reproducible,
+            )
+        failure = next((f for f in (self._whole_failure(t, headers) for t in trials) if f), "")
+        return Proof(
+            "unproven" if failure else "whole_request",
+            difference=f"{difference}; {failure}" if failure else difference,
+            headers=headers,
+            reproducible=reproducible,
+        )
+
+    # -- prompts
+
+    def _trials(self) -> list[_Trial]:
+        """Prompts with one and with two items of each modality; each alone if not together."""
+        modalities = list(self.facts.modalities)
+        once = {m: [self._probe(m, 0)] for m in modalities}
+        twice = {
+            m: [self._probe(m, 0), self._probe(m, 2)]
+            for m, known in self.facts.modalities.items()
+            if known.max_items != 1
+        }
+        trials: list[_Trial] = []
+        for items in (once, twice):
+            trial = self._trial(items) if items else None
+            if trial is not None:
+                trials.append(trial)
+                continue
+            for modality, group in items.items():
+                trial = self._trial({modality: group})
+                if trial is not None:
+                    trials.append(trial)
+        return trials
+
+    def _trial(self, items: Mapping[str, list[Any]]) -> _Trial | None:
+        """Run the class on a prompt with these items; None if it refuses them together."""
+        text = self._prompt({m: len(group) for m, group in items.items()})
+        try:
+            output = self.items.run_text(text, Media.of(items))
+        except InvalidRequestError as exc:
+            logger.debug("a probe was refused: %s", exc)
+            return None
+        texts = {m: [self.items.process(m, i).text for i in group] for m, group in items.items()}
+        try:
+            ours = self.expander.expand(
+                text, texts, add_special_tokens=output.add_special_tokens
+            ).token_ids
+        except LazyDecodeError as exc:
+            return _Trial(text, items, texts, output.input_ids, None, str(exc))
+        return _Trial(text, items, texts, output.input_ids, ours)
+
+    def _prompt(self, counts: Mapping[str, int]) -> str:
+        """Return a conversation of two turns with text before, between and after the items."""
+        content: list[dict[str, str]] = []
+        rounds = max(counts.values())
+        for number in range(rounds):
+            for modality, count in counts.items():
+                if number < count:
+                    content += [
+                        {"type": "text", "text": f"part {number}\n"},
+                        {"type": modality},
+                    ]
+        content.append({"type": "text", "text": " What is it?"})
+        return self.template.render([{"role": "user", "content": content}]).text
+
+    def _difference(self, trial: _Trial) -> str:
+        if trial.ours is None:
+            return trial.problem
+        if trial.ours == trial.theirs:
+            return ""
+        return describe_difference(self.call.tokenizer, trial.ours, trial.theirs)
+
+    def _edit(self, trials: Sequence[_Trial]) -> PromptEdit | None:
+        """Return the ids that the class puts around every prompt, if that is the difference."""
+        found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        for trial in trials:
+            if trial.ours is None:
+                return None
+            size, total = len(trial.ours), len(trial.theirs)
+            at = next(
+                (i for i in range(total - size + 1) if trial.theirs[i : i + size] == trial.ours),
+                None,
+            )
+            if at is None:
+                return None
+            found.add((tuple(trial.theirs[:at]), tuple(trial.theirs[at + size :])))
+        return PromptEdit(*found.pop()) if len(found) == 1 else None
+
+    def _edits_text(self, edit: PromptEdit) -> bool:
+        text = self.template.render([{"role": "user", "content": "What is it?"}]).text
+        try:
+            output = self.items.run_text(text, Media())
+        except InvalidRequestError:
+            return False
+        plain = self.call.tokenizer.encode(text, add_special_tokens=output.add_special_tokens)
+        return output.input_ids == [*edit.prefix, *plain, *edit.suffix]
+
+    def _whole_failure(self, trial: _Trial, headers: Mapping[str, Way]) -> str:
+        """Return why the class over stand-ins does not give its own ids; empty if it does."""
+        media = {
+            m: [stand_in(m, item.shape, headers.get(m, "blank")) for item in group]
+            for m, group in trial.texts.items()
+        }
+        meta = any(headers.get(m) == "meta" for m in media)
+        try:
+            output = self.items.run_text(
+                trial.text, Media.of(media), substitutes=self._substitutes if meta else None
+            )
+            self.expander.locate(output.input_ids, trial.texts)
+        except InvalidRequestError as exc:
+            return f"over stand-ins: {exc}"
+        if output.input_ids == trial.theirs:
+            return ""
+        return "over stand-ins " + describe_difference(
+            self.call.tokenizer, output.input_ids, trial.theirs
+        )
+
+    # -- single items
+
+    def _probe(self, modality: str, number: int) -> Any:
+        return probe_item(modality, number, rate=self.call.sampling_rate)
+
+    def _header_way(self, modality: str) -> Way:
+        """Return the cheapest stand-in that gives the text of the real item."""
+        stated = self.record.header.get(modality)
+        if stated is not None:
+            return stated
+        real = [self.items.process(modality, self._probe(modality, n)).text for n in (0, 1)]
+        ways: tuple[Way, ...] = ("silence",) if modality == "audio" else ("meta", "blank")
+        for way in ways:
+            if all(self._stands_in(modality, text, way) for text in real):
+                return way
+        return "content"
+
+    def _stands_in(self, modality: str, real: ItemText, way: Way) -> bool:
+        try:
+            text = self.items.process(
+                modality,
+                stand_in(modality, real.shape, way),
+                substitutes=self._substitutes if way == "meta" else None,
+            ).text
+        except InvalidRequestError:
+            return False
+        return (text.replacement, text.token_ids) == (real.replacement, real.token_ids)
+
+    def _is_reproducible(self, modality: str) -> bool:
+        """Whether the same item gives the same tensors twice."""
+        item = self._probe(modality, 1)
+        first, second = (self.items.process(modality, item).kwargs for _ in range(2))
+        return all(_same(first[name].data, second[name].data) for name in first)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, list):
+        return all(_same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
