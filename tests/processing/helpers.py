@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from tests.builders import make_jpeg
 
 from lazydecode.cache import (
     BaseMultiModalProcessorCache,
@@ -35,6 +34,7 @@ from lazydecode.processing.prompt_updates import (
     PromptUpdate,
     PromptUpdateDetails,
 )
+from tests.builders import make_jpeg
 
 IMAGE_TOKEN, BEGIN, PAD, END = 900, 901, 902, 903
 MIB = 1024 * 1024

@@ -5,6 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from lazydecode.cache import MultiModalReceiverCache
+from lazydecode.errors import CorruptMediaError, InvalidRequestError, PlaceholderMismatchError
+from lazydecode.inputs import PlaceholderRange
+from lazydecode.processing.flights import ItemFlights
+from lazydecode.processing.timing import TimingContext
 from tests.builders import make_jpeg
 from tests.processing.helpers import (
     BEGIN,
@@ -20,12 +26,6 @@ from tests.processing.helpers import (
     sender_cache,
     tensors_of,
 )
-
-from lazydecode.cache import MultiModalReceiverCache
-from lazydecode.errors import CorruptMediaError, InvalidRequestError, PlaceholderMismatchError
-from lazydecode.inputs import PlaceholderRange
-from lazydecode.processing.flights import ItemFlights
-from lazydecode.processing.timing import TimingContext
 
 
 @pytest.fixture

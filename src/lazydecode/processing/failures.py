@@ -17,8 +17,27 @@ def decode_error(modality: str, index: int, cause: Exception) -> LazyDecodeError
     return _located("Failed to decode {modality} media at index {index}: ", modality, index, cause)
 
 
-def process_error(modality: str, index: int, cause: Exception) -> LazyDecodeError:
-    """Return the error for an item that the model's processor did not take."""
+class ItemCountError(RuntimeError):
+    """Code of ours or of a model family returned more or fewer parts than there are items."""
+
+
+def check_count(what: str, modality: str, num_parts: int, num_items: int) -> None:
+    """Check that there is one part for each item.
+
+    Raises:
+        ItemCountError: If not.
+    """
+    if num_parts != num_items:
+        raise ItemCountError(f"there are {what} for {num_parts} of {num_items} {modality} items")
+
+
+def process_error(modality: str, index: int, cause: Exception) -> Exception:
+    """Return the error for an item that the model's processor did not take.
+
+    A wrong number of results is not the item's fault and stays what it is.
+    """
+    if isinstance(cause, ItemCountError):
+        return cause
     return _located("Failed to process {modality} media at index {index}: ", modality, index, cause)
 
 

@@ -104,6 +104,24 @@ def split_into_items(
     return items
 
 
+def own_storage(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
+    """Return the item over memory of its own.
+
+    Items that were split from one batch are views; one of them would keep all of it in memory.
+    """
+    return MultiModalKwargsItem(
+        {name: MultiModalFieldElem(_own(elem.data), elem.field) for name, elem in item.items()}
+    )
+
+
+def _own(data: NestedTensors) -> NestedTensors:
+    if isinstance(data, list):
+        return [_own(part) for part in data]
+    if isinstance(data, torch.Tensor) and data.untyped_storage().nbytes() > data.nbytes:
+        return data.clone(memory_format=torch.contiguous_format)
+    return data
+
+
 def join_elems(elems: Sequence[MultiModalFieldElem]) -> NestedTensors:
     """Join one named tensor of several items by its rule, as the model takes it.
 

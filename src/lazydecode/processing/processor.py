@@ -6,69 +6,65 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 from lazydecode.cache import BaseMultiModalProcessorCache
-from lazydecode.errors import InvalidRequestError, LazyDecodeError
-from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
+from lazydecode.errors import LazyDecodeError
+from lazydecode.inputs import MultiModalInput
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaRef
 from lazydecode.media.decode import MediaDecodeJob, collect_media_decodes, submit_media_decodes
 from lazydecode.parse import MultiModalDataItems, ProcessorBatchItems
 from lazydecode.processing.context import BaseProcessingInfo
-from lazydecode.processing.failures import decode_error, process_error
-from lazydecode.processing.fields import MultiModalFieldConfig, split_into_items
+from lazydecode.processing.failures import (
+    ItemCountError,
+    check_count,
+    decode_error,
+    process_error,
+)
 from lazydecode.processing.flights import ItemFlights, ItemOutput, WarmOutputs
 from lazydecode.processing.inputs import ProcessorInputs
-from lazydecode.processing.placement import (
-    apply_updates_to_ids,
-    apply_updates_to_text,
-    find_placeholders,
+from lazydecode.processing.merge import (
+    ProcessedRequest,
+    build_mm_input,
+    merge_uncached,
+    merge_with_cache,
 )
-from lazydecode.processing.prompt_updates import (
-    PromptUpdate,
-    ResolvedPromptUpdate,
-    resolve_updates,
+from lazydecode.processing.missing import (
+    Flags,
+    Positions,
+    find_missing,
+    require_data,
+    select_positions,
+    unfinished_positions,
 )
 from lazydecode.processing.state import MultiModalApplyState
-from lazydecode.processing.timing import TimingContext
+from lazydecode.processing.steps import ProcessingSteps
+from lazydecode.processing.timing import ObservedExecutor, TimingContext
 
 logger = logging.getLogger(__name__)
 
 _ONE_PIECE_METHODS: Final = ("apply", "_cached_apply_hf_processor", "_apply_hf_processor")
 """Methods that do both phases and the wait; who overrides one cannot be run in phases."""
 
-Positions = dict[str, list[int]]
-"""Modality -> positions in the inputs."""
+_reported_classes: Final[set[type]] = set()
+"""Classes whose overrides of those were logged."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessedRequest:
-    """All items of a request after phase 2, before the prompt."""
-
-    mm_kwargs: dict[str, list[MultiModalKwargsItem | None]]
-    """Modality -> per item its tensors; None where the engine holds them."""
-    mm_hashes: dict[str, list[str]]
-    updates: dict[str, list[Sequence[Any]]]
-    """Modality -> per item what its prompt needs."""
-
-
-class BaseMultiModalProcessor:
+class BaseMultiModalProcessor(ProcessingSteps):
     """Runs a model's processor on what a cache lacks, and puts the items into the prompt.
 
-    The two steps that families replace are `_process_missing` and `_finish_prompt`, or the
-    hooks that their defaults call. What must be ordered against other requests (`apply_phase1`,
-    `apply_phase2`, `apply` with a mirrored cache) is called from one thread at a time;
-    `apply_process` may run anywhere, also for several requests at once.
+    What must be ordered against other requests (`apply_phase1`, `apply_phase2`, and `apply`) is
+    called from one thread at a time for each cache; `apply_process` may run anywhere, also for
+    several requests at once.
 
     Args:
         info: What the family says about its media.
         dummy_inputs: Builds inputs for profiling and warm-up; unused here.
-        flights: Where requests share the work on items that several of them want. Used if
-            `per_item`.
+        flights: As for `use_flights`.
         media_executor: Runs decodes; None is the media pool of the process.
     """
 
@@ -95,6 +91,21 @@ class BaseMultiModalProcessor:
         self._media_executor = media_executor
         self._process_lock = threading.Lock()
 
+    def use_flights(
+        self, flights: ItemFlights | None, *, media_executor: Executor | None = None
+    ) -> None:
+        """Share the work on items between requests from here on; only if `per_item`.
+
+        Args:
+            flights: The table that all requests of this processor share; None: no sharing.
+            media_executor: Runs decodes outside flights; None leaves it as it is.
+        """
+        self.flights = flights
+        if flights is not None:
+            self.warm_outputs = flights.outputs
+        if media_executor is not None:
+            self._media_executor = media_executor
+
     # -- the two phases
 
     def apply_phase1(
@@ -118,11 +129,16 @@ class BaseMultiModalProcessor:
             LazyDecodeError: If an item cannot be decoded or processed.
         """
         if state.mm_hashes is None:
-            if state.uncached_outputs is None:
-                state.uncached_outputs = self._process_all(state)
+            self._process_uncached(state)
             return
+        hashes = state.mm_hashes
+        in_flight = {
+            hashes[modality][position]
+            for (modality, position), flight in state.flights.items()
+            if not flight.result_future.done()
+        }
         flags = self._lookup(state)
-        missing = self._positions_to_process(state, flags, skip_unfinished=True)
+        missing = unfinished_positions(flags, hashes, state.outputs.keys() | in_flight)
         if missing:
             self._process_positions(state, missing)
 
@@ -156,27 +172,23 @@ class BaseMultiModalProcessor:
     @property
     def supports_two_phase_apply(self) -> bool:
         """Whether the phases give what `apply` gives: no class replaced the whole of it."""
+        kind = type(self)
         overridden = [
             name
             for name in _ONE_PIECE_METHODS
-            if getattr(type(self), name) is not getattr(BaseMultiModalProcessor, name)
+            if getattr(kind, name) is not getattr(BaseMultiModalProcessor, name)
         ]
-        if overridden and type(self) not in _reported_classes:
-            _reported_classes.add(type(self))
+        if overridden and kind not in _reported_classes:
+            _reported_classes.add(kind)
             logger.debug(
-                "%s is not run in phases, as it overrides %s",
-                type(self).__name__,
-                ", ".join(overridden),
+                "%s is not run in phases, as it overrides %s", kind.__name__, ", ".join(overridden)
             )
         return not overridden
 
     @contextmanager
     def process_guard(self) -> Iterator[None]:
         """Hold whatever a run of the model's processor must hold; warm-up takes it too."""
-        if self.reentrant:
-            yield
-            return
-        with self._process_lock:
+        with nullcontext() if self.reentrant else self._process_lock:
             yield
 
     def clear_outputs(self) -> None:
@@ -210,33 +222,44 @@ class BaseMultiModalProcessor:
     def _apply_hf_processor_phase1(
         self, inputs: ProcessorInputs, timing_ctx: TimingContext, *, use_cache: bool
     ) -> MultiModalApplyState:
-        inputs = inputs.fork_media_refs()
-        state = MultiModalApplyState(inputs, timing_ctx, None, [])
+        state = MultiModalApplyState(inputs.fork_media_refs(), timing_ctx, None, [])
         state.warm_outputs = self.warm_outputs
-        state.salvage_executor = self._decode_executor.submit
         try:
-            if not use_cache:
-                self._submit_ref_decodes(inputs.mm_data_items, state)
-                return state
-            with timing_ctx.record("get_mm_hashes"):
-                state.mm_hashes = self._hash_mm_items(inputs, timing_ctx)
-            with timing_ctx.record("get_cache_missing_items"):
-                flags = self._lookup(state, report=True)
-            missing = self._positions_to_process(state, flags)
-            with timing_ctx.record("decode_mm_items"):
-                if self.per_item and self.flights is not None:
-                    self._join_flights(state, missing, self.flights)
-                else:
-                    state.salvage = self._salvage
-                    self._submit_ref_decodes(self._select(inputs, missing), state)
+            if use_cache:
+                self._begin_cached(state)
+            else:
+                self._begin_uncached(state)
         except BaseException:
             state.close()
             raise
         return state
 
-    def _hash_mm_items(
-        self, inputs: ProcessorInputs, timing_ctx: TimingContext
-    ) -> dict[str, list[str]]:
+    def _begin_uncached(self, state: MultiModalApplyState) -> None:
+        items = state.inputs.mm_data_items
+        for modality, group in items.items():
+            for position in range(group.get_count()):
+                require_data(items, modality, position)
+        self._submit_ref_decodes(items, state)
+
+    def _begin_cached(self, state: MultiModalApplyState) -> None:
+        timing_ctx = state.timing_ctx
+        with timing_ctx.record("get_mm_hashes"):
+            hashes = state.mm_hashes = self._hash_mm_items(state)
+        with timing_ctx.record("get_cache_missing_items"):
+            flags = self._lookup(state, report=True)
+        missing = unfinished_positions(flags, hashes, state.outputs)
+        with timing_ctx.record("decode_mm_items"):
+            if self.per_item and self.flights is not None:
+                self._join_flights(state, missing, self.flights)
+            else:
+                state.salvage = self._salvage
+                state.salvage_executor = self._decode_executor
+                self._submit_ref_decodes(
+                    select_positions(state.inputs.mm_data_items, missing), state
+                )
+
+    def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
+        inputs, timing_ctx = state.inputs, state.timing_ctx
         algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
         model_id = self.info.model_id
         if timing_ctx.observer is None:
@@ -251,9 +274,7 @@ class BaseMultiModalProcessor:
                 hashes[modality].append(mm_hash)
         return hashes
 
-    def _lookup(
-        self, state: MultiModalApplyState, *, report: bool = False
-    ) -> dict[str, list[bool]]:
+    def _lookup(self, state: MultiModalApplyState, *, report: bool = False) -> Flags:
         """Return which items are cached now; results that are warm come into the state."""
         inputs, hashes = state.inputs, state.mm_hashes
         assert inputs.cache is not None and hashes is not None
@@ -271,9 +292,9 @@ class BaseMultiModalProcessor:
         if report and observer is not None:
             seconds = time.perf_counter() - start
             for modality, item_flags in flags.items():
-                for position, hit in enumerate(item_flags):
+                for position, is_hit in enumerate(item_flags):
                     index = inputs.mm_data_items[modality].get_original_index(position)
-                    hit = hit or hashes[modality][position] in state.outputs
+                    hit = is_hit or hashes[modality][position] in state.outputs
                     observer.record_item(modality, index, "lookup", seconds, hit=hit)
         return flags
 
@@ -284,62 +305,8 @@ class BaseMultiModalProcessor:
         mm_hashes: Mapping[str, Sequence[str]],
         *,
         known: Mapping[str, ItemOutput] | None = None,
-    ) -> tuple[dict[str, list[bool]], MultiModalDataItems]:
-        """Return which items are cached, and the others as selections of their groups.
-
-        Raises:
-            InvalidRequestError: If an item is not cached and the client sent no data; a
-                `ValueError`. Results in `known` make up for data.
-        """
-        flags: dict[str, list[bool]] = {}
-        missing = MultiModalDataItems()
-        for modality, hashes in mm_hashes.items():
-            items = mm_data_items[modality]
-            flags[modality] = cache.is_cached(list(hashes))
-            positions = [at for at, is_hit in enumerate(flags[modality]) if not is_hit]
-            for position in positions:
-                if items.get_raw(position) is None and hashes[position] not in (known or {}):
-                    index = items.get_original_index(position)
-                    raise InvalidRequestError(
-                        f"Cache miss for {modality} at index {index} but data is not provided.",
-                        modality=modality,
-                        index=index,
-                    )
-            if positions:
-                missing[modality] = items.select(positions)
-        return flags, missing
-
-    def _positions_to_process(
-        self,
-        state: MultiModalApplyState,
-        flags: Mapping[str, Sequence[bool]],
-        *,
-        skip_unfinished: bool = False,
-    ) -> Positions:
-        """Return the items that are neither cached nor processed, each hash once."""
-        assert state.mm_hashes is not None
-        positions: Positions = {}
-        seen = set(state.outputs)
-        if skip_unfinished:
-            for (modality, position), flight in state.flights.items():
-                if not flight.result_future.done():
-                    seen.add(state.mm_hashes[modality][position])
-        for modality, item_flags in flags.items():
-            hashes = state.mm_hashes[modality]
-            for position, is_hit in enumerate(item_flags):
-                if not is_hit and hashes[position] not in seen:
-                    seen.add(hashes[position])
-                    positions.setdefault(modality, []).append(position)
-        return positions
-
-    @staticmethod
-    def _select(inputs: ProcessorInputs, positions: Positions) -> MultiModalDataItems:
-        return MultiModalDataItems(
-            {
-                modality: inputs.mm_data_items[modality].select(at)
-                for modality, at in positions.items()
-            }
-        )
+    ) -> tuple[Flags, MultiModalDataItems]:
+        return find_missing(cache, mm_data_items, mm_hashes, known or {})
 
     def _submit_ref_decodes(self, items: MultiModalDataItems, state: MultiModalApplyState) -> None:
         """Submit the decode of every reference, under its position in the request."""
@@ -347,13 +314,12 @@ class BaseMultiModalProcessor:
             if not isinstance(group, ProcessorBatchItems):
                 continue
             for position, item in enumerate(group.get_all_raw()):
-                if not isinstance(item, MediaRef):
-                    continue
-                index = group.get_original_index(position)
-                executor = self._decode_executor
-                if state.timing_ctx.observer is not None:
-                    executor = _ObservedExecutor(executor, state.timing_ctx, modality, index)
-                submit_media_decodes([(modality, index, item)], executor, state.decodes)
+                if isinstance(item, MediaRef):
+                    index = group.get_original_index(position)
+                    executor = self._decode_executor
+                    if state.timing_ctx.observer is not None:
+                        executor = ObservedExecutor(executor, state.timing_ctx, modality, index)
+                    submit_media_decodes([(modality, index, item)], executor, state.decodes)
 
     def _join_flights(
         self, state: MultiModalApplyState, missing: Positions, flights: ItemFlights
@@ -400,19 +366,32 @@ class BaseMultiModalProcessor:
 
     # -- processing
 
+    def _process_uncached(self, state: MultiModalApplyState) -> dict[str, list[ItemOutput]]:
+        if state.uncached_outputs is None:
+            items = state.inputs.mm_data_items
+            outputs: dict[str, list[ItemOutput]] = {modality: [] for modality in items}
+
+            def keep(modality: str, position: int, output: ItemOutput) -> None:
+                # Called in order of position.
+                outputs[modality].append(output)
+
+            with state.timing_ctx.record("apply_hf_processor"):
+                self._run_process(items, state, keep)
+            state.uncached_outputs = outputs
+        return state.uncached_outputs
+
     def _process_positions(self, state: MultiModalApplyState, positions: Positions) -> None:
         """Decode what is not decoded, process, and note the results in the state."""
-        assert state.mm_hashes is not None
-        self._decode_ref_items(self._select(state.inputs, positions), state)
-        with state.timing_ctx.record("apply_hf_processor"):
-            outputs = self._run_process(self._select(state.inputs, positions), state)
-        for modality, at in positions.items():
-            for position, output in zip(at, outputs[modality], strict=True):
-                state.outputs[state.mm_hashes[modality][position]] = output
+        hashes = state.mm_hashes
+        assert hashes is not None
+        items = select_positions(state.inputs.mm_data_items, positions)
+        self._decode_ref_items(items, state)
 
-    def _process_all(self, state: MultiModalApplyState) -> dict[str, list[ItemOutput]]:
+        def keep(modality: str, position: int, output: ItemOutput) -> None:
+            state.outputs[hashes[modality][positions[modality][position]]] = output
+
         with state.timing_ctx.record("apply_hf_processor"):
-            return self._run_process(state.inputs.mm_data_items, state)
+            self._run_process(items, state, keep)
 
     def _decode_ref_items(self, items: MultiModalDataItems, state: MultiModalApplyState) -> None:
         """Decode now what phase 1 did not: hits that were evicted in between."""
@@ -424,253 +403,117 @@ class BaseMultiModalProcessor:
                 collect_media_decodes(late, decode_error)
 
     def _run_process(
-        self, items: MultiModalDataItems, state: MultiModalApplyState
-    ) -> dict[str, list[ItemOutput]]:
-        """Run `_process_missing` and check what it returns; failures name the item if known."""
-        if not self.per_item:
-            return self._run_process_once(items, state)
-        outputs: dict[str, list[ItemOutput]] = {}
+        self,
+        items: MultiModalDataItems,
+        state: MultiModalApplyState,
+        keep: Callable[[str, int, ItemOutput], None],
+    ) -> None:
+        """Run `_process_missing` and hand each result to `keep(modality, position, result)`.
+
+        If one run for several items fails, each is run alone: the error names the item that is
+        at fault, and the results of the others are kept.
+        """
+        num_items = sum(items.get_all_counts().values())
+        if num_items == 0 or (num_items > 1 and not self.per_item):
+            try:
+                outputs = self._run_process_once(items, state)
+            except (LazyDecodeError, ItemCountError):
+                raise
+            except Exception:
+                if num_items == 0:
+                    raise
+                logger.debug("One processor call for %d items failed", num_items, exc_info=True)
+            else:
+                for modality, results in outputs.items():
+                    for position, output in enumerate(results):
+                        keep(modality, position, output)
+                return
+        failure: Exception | None = None
         for modality, group in items.items():
-            outputs[modality] = []
             for position in range(group.get_count()):
                 single = MultiModalDataItems({modality: group.select([position])})
-                outputs[modality] += self._run_process_once(single, state)[modality]
-        return outputs
+                try:
+                    keep(modality, position, self._run_process_once(single, state)[modality][0])
+                except Exception as exc:
+                    error = process_error(modality, group.get_original_index(position), exc)
+                    if error is not exc:
+                        error.__cause__ = exc
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _run_process_once(
         self, items: MultiModalDataItems, state: MultiModalApplyState
     ) -> dict[str, list[ItemOutput]]:
-        counts = {modality: count for modality, count in items.get_all_counts().items() if count}
         start = time.perf_counter()
-        try:
-            with self.process_guard():
-                outputs = self._process_missing(items, state.inputs)
-        except LazyDecodeError:
-            raise
-        except Exception as exc:
-            if list(counts.values()) != [1]:
-                raise  # One call for several items: whose fault it is cannot be said.
-            (modality,) = counts
-            raise process_error(modality, items[modality].get_original_index(0), exc) from exc
-        observer = state.timing_ctx.observer
+        with self.process_guard():
+            outputs = self._process_missing(items, state.inputs)
+        seconds = time.perf_counter() - start
+        counts = items.get_all_counts()
         for modality, count in counts.items():
-            num_outputs = len(outputs.get(modality, ()))
-            if num_outputs != count:
-                raise RuntimeError(
-                    f"the processor returned {num_outputs} results for {count} {modality} items"
-                )
-            if observer is not None:
-                share = (time.perf_counter() - start) / sum(counts.values())
+            check_count("results", modality, len(outputs.get(modality, ())), count)
+            if state.timing_ctx.observer is not None:
                 for position in range(count):
                     index = items[modality].get_original_index(position)
-                    observer.record_item(modality, index, "process", share)
-        return {modality: list(outputs.get(modality, ())) for modality in items}
+                    share = seconds / sum(counts.values())
+                    state.timing_ctx.observer.record_item(modality, index, "process", share)
+        return {modality: outputs[modality] for modality, count in counts.items() if count}
 
     def _salvage(self, state: MultiModalApplyState) -> None:
-        """After another item failed: process what was decoded, and keep it for later requests."""
+        """After another item failed: process what was decoded, for the requests to come."""
+        assert state.mm_hashes is not None
         failed = {
             (job.modality, job.original_index)
             for job in state.decodes
             if job.future.exception() is not None
         }
-        good: Positions = {}
-        for modality, positions in self._positions_to_process(state, self._lookup(state)).items():
-            items = state.inputs.mm_data_items[modality]
-            good[modality] = [
-                position
-                for position in positions
-                if (modality, items.get_original_index(position)) not in failed
-            ]
-        good = {modality: positions for modality, positions in good.items() if positions}
-        if not good:
-            return
         try:
-            self._process_positions(state, good)
+            positions = unfinished_positions(self._lookup(state), state.mm_hashes, state.outputs)
+            for modality, group in state.inputs.mm_data_items.items():
+                good = [
+                    position
+                    for position in positions.pop(modality, ())
+                    if (modality, group.get_original_index(position)) not in failed
+                ]
+                if good:
+                    self._process_positions(state, {modality: good})
         except Exception:
             # The client hears of the decode failure; this was only for the next request.
             logger.warning("The items beside a corrupt one could not be processed", exc_info=True)
-
-    # -- steps that families replace
-
-    def _process_missing(
-        self, missing: MultiModalDataItems, inputs: ProcessorInputs
-    ) -> dict[str, list[ItemOutput]]:
-        """Return modality -> the result of each item of `missing`, which are decoded.
-
-        Must not depend on the request's other items or its prompt: results are cached. By
-        default one call of the model's processor for all, split by `_get_mm_fields_config`.
-        `missing` may be empty.
-        """
-        options = inputs.hf_processor_mm_kwargs
-        hf_data, hf_kwargs, passthrough = self._get_hf_mm_inputs(missing, options)
-        hf_outputs = dict(self._call_hf_processor(hf_data, hf_kwargs)) if hf_data else {}
-        hf_outputs.update(passthrough)
-        kwargs = split_into_items(hf_outputs, self._get_mm_fields_config(hf_outputs, options))
-        updates = resolve_updates(
-            self._get_prompt_updates(missing, options, kwargs), missing.get_all_counts()
-        )
-        outputs: dict[str, list[ItemOutput]] = {}
-        for modality, count in missing.get_all_counts().items():
-            items = kwargs.get(modality, [])
-            if count == 0:
-                outputs[modality] = []
-                continue
-            if len(items) != count:
-                raise RuntimeError(
-                    f"the processor returned tensors of {len(items)} {modality} items for {count}"
-                )
-            outputs[modality] = [
-                ItemOutput(item, item_updates)
-                for item, item_updates in zip(items, updates[modality], strict=True)
-            ]
-        return outputs
-
-    def _get_hf_mm_inputs(
-        self, mm_items: MultiModalDataItems, hf_kwargs: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Return what goes into the HF processor, its options, and what passes it by."""
-        data: dict[str, Any] = {}
-        passthrough: dict[str, Any] = {}
-        for items in mm_items.values():
-            if items.get_count():
-                data.update(items.get_processor_data())
-                passthrough.update(items.get_passthrough_data())
-        if "audios" in data:
-            data["audio"] = data.pop("audios")
-        return data, dict(hf_kwargs), passthrough
-
-    def _call_hf_processor(
-        self, hf_data: Mapping[str, Any], hf_kwargs: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
-        """Run the model's processor; only called when there is data."""
-        processor = self.info.ctx.hf_processor
-        if processor is None:
-            raise TypeError(f"{type(self).__name__} has no HF processor to call")
-        outputs: Mapping[str, Any] = processor(**hf_data, **hf_kwargs, return_tensors="pt")
-        return outputs
-
-    def _get_mm_fields_config(
-        self, hf_inputs: Mapping[str, Any], hf_processor_mm_kwargs: Mapping[str, Any]
-    ) -> Mapping[str, MultiModalFieldConfig]:
-        """Return output name -> how it splits into items; what has no rule is left out."""
-        return {}
-
-    def _get_prompt_updates(
-        self,
-        mm_items: MultiModalDataItems,
-        hf_processor_mm_kwargs: Mapping[str, Any],
-        out_mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem]],
-    ) -> Sequence[PromptUpdate]:
-        """Return how the items come into the prompt; `mm_items` may be any part of a request."""
-        return ()
-
-    def _finish_prompt(
-        self,
-        inputs: ProcessorInputs,
-        mm_kwargs: Mapping[str, Sequence[MultiModalKwargsItem | None]],
-        updates: dict[str, list[Sequence[Any]]],
-    ) -> tuple[list[int], dict[str, list[PlaceholderRange]]]:
-        """Return the prompt's token ids with all items in it, and where they are.
-
-        Encoded media is gone by now. By default updates are matched by token ids, and by text
-        where the text's tokenization hides a target.
-        """
-        tokenizer = self.info.ctx.tokenizer
-        prompt = inputs.prompt
-        if not isinstance(prompt, str):
-            return apply_updates_to_ids(prompt, updates, tokenizer)
-        if tokenizer is None:
-            raise TypeError("a text prompt needs a tokenizer")
-        try:
-            return apply_updates_to_ids(tokenizer.encode(prompt), updates, tokenizer)
-        except InvalidRequestError:
-            text = apply_updates_to_text(prompt, updates, tokenizer)
-            prompt_ids = list(tokenizer.encode(text))
-            return prompt_ids, find_placeholders(prompt_ids, updates, tokenizer)
 
     # -- phase 2
 
     def _apply_hf_processor_phase2(self, state: MultiModalApplyState) -> ProcessedRequest:
         if state.mm_hashes is None:
-            return self._finish_uncached(state)
-        cache = state.inputs.cache
+            outputs = self._process_uncached(state)
+            with state.timing_ctx.record("get_mm_hashes"):
+                return merge_uncached(outputs, self._hash_mm_items(state))
+        cache, hashes = state.inputs.cache, state.mm_hashes
         assert cache is not None
         try:
+            if any(hashes[modality][at] not in state.outputs for modality, at in state.flights):
+                state.wait_items()  # The caller has waited for the decodes only.
             with state.timing_ctx.record("get_cache_missing_items"):
                 flags = self._lookup(state)
-            self._take_landed_flights(state)
             # Also when nothing is left to process: the hooks see empty data then.
-            self._process_positions(state, self._positions_to_process(state, flags))
+            self._process_positions(state, unfinished_positions(flags, hashes, state.outputs))
             with state.timing_ctx.record("merge_mm_kwargs"):
-                return self._merge(state, cache, flags)
+                return merge_with_cache(
+                    cache,
+                    hashes,
+                    flags,
+                    state.outputs,
+                    lambda modality, position: self._process_evicted(state, modality, position),
+                )
         finally:
             cache.release_sender_touches()
 
-    def _finish_uncached(self, state: MultiModalApplyState) -> ProcessedRequest:
-        if state.uncached_outputs is None:
-            state.uncached_outputs = self._process_all(state)
-        outputs = state.uncached_outputs
-        with state.timing_ctx.record("get_mm_hashes"):
-            hashes = self._hash_mm_items(state.inputs, state.timing_ctx)
-        return ProcessedRequest(
-            {modality: [item.kwargs for item in items] for modality, items in outputs.items()},
-            hashes,
-            {
-                modality: [_for_item(item.updates, at) for at, item in enumerate(items)]
-                for modality, items in outputs.items()
-            },
-        )
-
-    def _take_landed_flights(self, state: MultiModalApplyState) -> None:
-        """Take over shared results if the caller waited for the decodes only."""
-        assert state.mm_hashes is not None
-        if any(
-            state.mm_hashes[modality][position] not in state.outputs
-            for modality, position in state.flights
-        ):
-            state.wait_items()
-
-    def _merge(
-        self,
-        state: MultiModalApplyState,
-        cache: BaseMultiModalProcessorCache,
-        flags: Mapping[str, Sequence[bool]],
-    ) -> ProcessedRequest:
-        hashes, outputs = state.mm_hashes, state.outputs
-        assert hashes is not None
-        for item_hashes in hashes.values():
-            for mm_hash in item_hashes:
-                cache.touch_sender_cache_item(mm_hash)
-        mm_kwargs: dict[str, list[MultiModalKwargsItem | None]] = {}
-        updates: dict[str, list[Sequence[Any]]] = {}
-        for modality, item_hashes in hashes.items():
-            mm_kwargs[modality], updates[modality] = [], []
-            for position, mm_hash in enumerate(item_hashes):
-                is_hit = flags[modality][position]
-                if is_hit and not cache.is_cached_item(mm_hash):
-                    # This request alone is larger than the cache: one of its own items took
-                    # the place of another.
-                    self._process_evicted(state, modality, position)
-                    is_hit = False
-                item = None if is_hit else (outputs[mm_hash].kwargs, outputs[mm_hash].updates)
-                kwargs, item_updates = cache.get_and_update_item(item, mm_hash)
-                mm_kwargs[modality].append(kwargs)
-                updates[modality].append(_for_item(item_updates, position))
-        return ProcessedRequest(mm_kwargs, hashes, updates)
-
     def _process_evicted(self, state: MultiModalApplyState, modality: str, position: int) -> None:
+        """A request that alone is larger than the cache has pushed out a hit of its own."""
         assert state.mm_hashes is not None
-        if state.mm_hashes[modality][position] in state.outputs:
-            return
-        items = state.inputs.mm_data_items[modality]
-        if items.get_raw(position) is None:
-            index = items.get_original_index(position)
-            raise InvalidRequestError(
-                f"Cache miss for {modality} at index {index} but data is not provided.",
-                modality=modality,
-                index=index,
-            )
-        self._process_positions(state, {modality: [position]})
+        if state.mm_hashes[modality][position] not in state.outputs:
+            require_data(state.inputs.mm_data_items, modality, position)
+            self._process_positions(state, {modality: [position]})
 
     def _build_mm_input(
         self, inputs: ProcessorInputs, processed: ProcessedRequest, timing_ctx: TimingContext
@@ -679,29 +522,7 @@ class BaseMultiModalProcessor:
             prompt_ids, placeholders = self._finish_prompt(
                 inputs, processed.mm_kwargs, processed.updates
             )
-        for modality, count in inputs.mm_data_items.get_all_counts().items():
-            for what, parts in (
-                ("tensors", processed.mm_kwargs),
-                ("prompt updates", processed.updates),
-                ("placeholders", placeholders),
-            ):
-                num_parts = len(parts.get(modality, ()))
-                if num_parts != count:
-                    raise RuntimeError(
-                        f"there are {what} of {num_parts} {modality} items for {count} items"
-                    )
-        result = MultiModalInput(
-            type="multimodal",
-            prompt_token_ids=prompt_ids,
-            mm_kwargs=processed.mm_kwargs,
-            mm_hashes=processed.mm_hashes,
-            mm_placeholders=placeholders,
-        )
-        if isinstance(inputs.prompt, str):
-            result["prompt"] = inputs.prompt
-        if inputs.cache_salt is not None:
-            result["cache_salt"] = inputs.cache_salt
-        return result
+        return build_mm_input(inputs, processed, prompt_ids, placeholders)
 
     @staticmethod
     def _transaction(inputs: ProcessorInputs) -> AbstractContextManager[None]:
@@ -712,40 +533,3 @@ class BaseMultiModalProcessor:
         for hashes in processed.mm_hashes.values():
             for mm_hash in hashes:
                 self.warm_outputs.discard(mm_hash)
-
-
-_reported_classes: set[type] = set()
-"""Classes whose overrides were logged."""
-
-
-def _for_item(updates: Sequence[Any], item_index: int) -> Sequence[Any]:
-    """Return an item's updates for its place in this request: a cached one had another."""
-    return [
-        update.with_item_index(item_index) if isinstance(update, ResolvedPromptUpdate) else update
-        for update in updates
-    ]
-
-
-class _ObservedExecutor(Executor):
-    """Hands jobs on, and tells the observer how long an item's job waited and ran."""
-
-    def __init__(
-        self, executor: Executor, timing_ctx: TimingContext, modality: str, index: int
-    ) -> None:
-        self._executor = executor
-        self._timing_ctx = timing_ctx
-        self._modality = modality
-        self._index = index
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        queued_at = time.perf_counter()
-
-        def run() -> Any:
-            observer = self._timing_ctx.observer
-            assert observer is not None
-            waited_s = time.perf_counter() - queued_at
-            observer.record_item(self._modality, self._index, "decode_wait", waited_s)
-            with self._timing_ctx.record_item(self._modality, self._index, "decode"):
-                return fn(*args, **kwargs)
-
-        return self._executor.submit(run)

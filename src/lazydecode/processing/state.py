@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, wait
+from concurrent.futures import Executor, wait
 from types import TracebackType
 from typing import Any, Self
 
@@ -57,7 +57,7 @@ class MultiModalApplyState:
         """Where results go that this request does not commit."""
         self.salvage: Callable[[MultiModalApplyState], None] | None = None
         """Processes what was decoded although another item of the request failed."""
-        self.salvage_executor: Callable[[Callable[[], None]], Future[None]] | None = None
+        self.salvage_executor: Executor | None = None
         """Runs `salvage` off the event loop."""
         self.is_committed = False
         """Whether the results are in the cache, and the prompt is finished."""
@@ -97,7 +97,7 @@ class MultiModalApplyState:
                 self._has_failed = True
                 salvage, executor = self.salvage, self.salvage_executor
                 if salvage is not None and executor is not None:
-                    future = executor(lambda: salvage(self))
+                    future = executor.submit(salvage, self)
                     await await_with_cancellation_drain(asyncio.wrap_future(future))
                 raise
 
@@ -142,7 +142,10 @@ class MultiModalApplyState:
             cause = flight.result_future.exception()
             if isinstance(cause, Exception):
                 self._has_failed = True
-                raise process_error(modality, index, cause) from cause
+                error = process_error(modality, index, cause)
+                if error is cause:
+                    raise cause
+                raise error from cause
             if cause is not None:
                 raise cause
             assert self.mm_hashes is not None

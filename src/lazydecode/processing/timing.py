@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 ItemStage: TypeAlias = Literal["digest", "lookup", "decode_wait", "decode", "process"]
 """What happened to an item: its hash was made, it was looked up (hit or miss), its decode stood
@@ -85,3 +86,29 @@ class TimingContext:
             yield
         finally:
             self.observer.record_item(modality, index, stage, time.perf_counter() - start)
+
+
+class ObservedExecutor(Executor):
+    """Hands one item's decode on, and tells the observer how long it waited and ran."""
+
+    def __init__(
+        self, executor: Executor, timing_ctx: TimingContext, modality: str, index: int
+    ) -> None:
+        self._executor = executor
+        self._timing_ctx = timing_ctx
+        self._modality = modality
+        self._index = index
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Submit `fn`, timed."""
+        queued_at = time.perf_counter()
+
+        def run() -> Any:
+            observer = self._timing_ctx.observer
+            assert observer is not None
+            waited_s = time.perf_counter() - queued_at
+            observer.record_item(self._modality, self._index, "decode_wait", waited_s)
+            with self._timing_ctx.record_item(self._modality, self._index, "decode"):
+                return fn(*args, **kwargs)
+
+        return self._executor.submit(run)

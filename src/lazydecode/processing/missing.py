@@ -1,0 +1,86 @@
+"""Which items of a request still need work."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+
+from lazydecode.cache import BaseMultiModalProcessorCache
+from lazydecode.errors import InvalidRequestError
+from lazydecode.parse import MultiModalDataItems
+
+Positions = dict[str, list[int]]
+"""Modality -> positions in the inputs."""
+Flags = dict[str, list[bool]]
+"""Modality -> per item whether the cache has it."""
+
+
+def find_missing(
+    cache: BaseMultiModalProcessorCache,
+    mm_data_items: MultiModalDataItems,
+    mm_hashes: Mapping[str, Sequence[str]],
+    known: Container[str] = (),
+) -> tuple[Flags, MultiModalDataItems]:
+    """Return which items are cached, and the others as selections of their groups.
+
+    Args:
+        cache: Is only asked; its order stays.
+        mm_data_items: The items.
+        mm_hashes: Their identities.
+        known: Hashes whose results are at hand although no cache has them.
+
+    Raises:
+        InvalidRequestError: If the client sent no data for an item that is neither cached nor
+            known.
+    """
+    flags: Flags = {}
+    missing = MultiModalDataItems()
+    for modality, hashes in mm_hashes.items():
+        items = mm_data_items[modality]
+        flags[modality] = cache.is_cached(list(hashes))
+        positions = [at for at, is_hit in enumerate(flags[modality]) if not is_hit]
+        for position in positions:
+            if hashes[position] not in known:
+                require_data(mm_data_items, modality, position)
+        if positions:
+            missing[modality] = items.select(positions)
+    return flags, missing
+
+
+def require_data(mm_data_items: MultiModalDataItems, modality: str, position: int) -> None:
+    """Check that an item has data.
+
+    Raises:
+        InvalidRequestError: If it has none; it is a `ValueError`.
+    """
+    items = mm_data_items[modality]
+    if items.get_raw(position) is None:
+        index = items.get_original_index(position)
+        raise InvalidRequestError(
+            f"Cache miss for {modality} at index {index} but data is not provided.",
+            modality=modality,
+            index=index,
+        )
+
+
+def unfinished_positions(
+    flags: Flags, mm_hashes: Mapping[str, Sequence[str]], done: Container[str]
+) -> Positions:
+    """Return the items that are neither cached nor done, each hash at its first position."""
+    positions: Positions = {}
+    seen: set[str] = set()
+    for modality, item_flags in flags.items():
+        for position, is_hit in enumerate(item_flags):
+            mm_hash = mm_hashes[modality][position]
+            if not is_hit and mm_hash not in done and mm_hash not in seen:
+                seen.add(mm_hash)
+                positions.setdefault(modality, []).append(position)
+    return positions
+
+
+def select_positions(
+    mm_data_items: MultiModalDataItems, positions: Positions
+) -> MultiModalDataItems:
+    """Return the items at `positions`, which keep their places in the request."""
+    return MultiModalDataItems(
+        {modality: mm_data_items[modality].select(at) for modality, at in positions.items()}
+    )
