@@ -1,25 +1,50 @@
-"""The few boxes of an MP4 file that are read directly, without opening the container."""
+"""The few boxes of an MP4 file that are read directly, without opening the container.
+
+Box layouts are those of ISO/IEC 14496-12.
+"""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lazydecode.errors import CorruptMediaError
+
 _FIXED_POINT: Final = (16, 16, 30)
-"""Fraction bits of a matrix row's three entries."""
-_MAX_BOXES: Final = 10_000
-"""Boxes looked at in one file: real ones have a few dozen before the samples."""
+"""Fraction bits of the three entries in each row of a matrix."""
+_MAX_BOXES: Final = 200_000
+"""Boxes looked at in one file; a fragment per frame makes half a dozen for each."""
+_MAX_DEPTH: Final = 8
+_NESTING: Final = frozenset(
+    (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"edts", b"dinf", b"mvex", b"moof", b"traf")
+)
+"""Boxes that hold boxes: wherever they stand, FFmpeg reads what is inside."""
+_COMPRESSED: Final = b"cmov"
+_FIRST_BOXES: Final = frozenset((b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"styp"))
+_SAMPLE_COUNT_AT: Final = {b"stsz": 8, b"stz2": 8, b"trun": 4}
+"""Where each table of samples states their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoTrack:
+    """What an MP4's boxes say about one video track."""
+
+    number: int
+    width: int
+    """Stored width in pixels; 0 if the boxes do not say."""
+    height: int
+    matrix: NDArray[np.float64]
+    """Shape (9,): the display matrix, the track's times the movie's, as a player applies it."""
 
 
 def iterate_boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
     """Yield (type, first byte of the content, end) of the boxes in `data[start:end]`."""
-    for _ in range(_MAX_BOXES):
-        if start + 8 > end:
-            return
+    while start + 8 <= end:
         size, kind = struct.unpack_from(">I4s", data, start)
         header = 8
         if size == 1:
@@ -35,42 +60,84 @@ def iterate_boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, in
         start += size
 
 
-def video_track_matrices(data: bytes) -> list[tuple[int, NDArray[np.float64]]]:
-    """Return (track id, display matrix) of each video track of an MP4 file, in file order.
+def check_sample_counts(data: bytes) -> None:
+    """Refuse an MP4 file whose tables announce more samples than the file has bytes.
 
-    The matrix is the track's times the movie's, shape (9,), as a player applies it.
+    FFmpeg allocates some 80 bytes per announced sample when it opens a file; a table of equal
+    samples takes 20 bytes whatever its count, so 2 KB could ask for gigabytes.
+
+    Raises:
+        CorruptMediaError: If there are more, or the tables are compressed or nested too deep
+            to tell.
     """
-    matrices: list[tuple[int, NDArray[np.float64]]] = []
+    if data[4:8] not in _FIRST_BOXES:
+        return
+    num_samples = num_boxes = 0
+    pending = [(0, len(data), 0)]
+    while pending:
+        start, end, depth = pending.pop()
+        for kind, first, last in iterate_boxes(data, start, end):
+            num_boxes += 1
+            if kind in _NESTING:
+                pending.append((first, last, depth + 1))
+            elif kind in _SAMPLE_COUNT_AT:
+                at = first + _SAMPLE_COUNT_AT[kind]
+                if at + 4 <= last:
+                    num_samples += int.from_bytes(data[at : at + 4], "big")
+            if kind == _COMPRESSED or depth > _MAX_DEPTH or num_boxes > _MAX_BOXES:
+                raise CorruptMediaError("the MP4 file's boxes are compressed or nested too deep")
+    if num_samples > len(data):
+        raise CorruptMediaError(
+            f"the MP4 file announces {num_samples} samples but has only {len(data)} bytes"
+        )
+
+
+def read_video_tracks(data: bytes) -> list[VideoTrack]:
+    """Return the video tracks of an MP4 file, in file order."""
+    found: list[VideoTrack] = []
     for kind, start, end in iterate_boxes(data, 0, len(data)):
         if kind != b"moov":
             continue
         movie: NDArray[np.float64] = np.eye(3)
-        tracks: list[tuple[int, NDArray[np.float64]]] = []
         for child, first, last in iterate_boxes(data, start, end):
             if child == b"mvhd":
                 movie = _matrix(data, first, last, version_0_at=36)
             elif child == b"trak":
-                track = _video_track(data, first, last)
+                track = _read_track(data, first, last, movie)
                 if track is not None:
-                    tracks.append(track)
-        matrices += [(number, (matrix @ movie).reshape(9)) for number, matrix in tracks]
-    return matrices
+                    found.append(track)
+    return found
 
 
-def _video_track(data: bytes, start: int, end: int) -> tuple[int, NDArray[np.float64]] | None:
-    track: tuple[int, NDArray[np.float64]] | None = None
-    is_video = False
-    for kind, first, last in iterate_boxes(data, start, end):
-        if kind == b"tkhd" and last - first >= 24:  # both versions have the number by then
-            number_at = first + (20 if data[first] == 1 else 12)
-            (number,) = struct.unpack_from(">I", data, number_at)
-            track = (number, _matrix(data, first, last, version_0_at=40))
-        elif kind == b"mdia":
-            is_video = is_video or any(
-                inner == b"hdlr" and data[at + 8 : at + 12] == b"vide"
-                for inner, at, _ in iterate_boxes(data, first, last)
-            )
-    return track if is_video else None
+def _read_track(data: bytes, start: int, end: int, movie: NDArray[np.float64]) -> VideoTrack | None:
+    boxes = {kind: (first, last) for kind, first, last in iterate_boxes(data, start, end)}
+    if b"tkhd" not in boxes or b"mdia" not in boxes:
+        return None
+    media = {kind: (first, last) for kind, first, last in iterate_boxes(data, *boxes[b"mdia"])}
+    handler = media.get(b"hdlr", (0, 0))[0]
+    if data[handler + 8 : handler + 12] != b"vide":
+        return None
+    first, last = boxes[b"tkhd"]
+    number_at = first + (20 if data[first : first + 1] == b"\x01" else 12)
+    number = int.from_bytes(data[number_at : number_at + 4], "big")
+    matrix = _matrix(data, first, last, version_0_at=40) @ movie
+    width, height = _stored_size(data, media.get(b"minf"))
+    return VideoTrack(number, width, height, matrix.reshape(9))
+
+
+def _stored_size(data: bytes, minf: tuple[int, int] | None) -> tuple[int, int]:
+    """Return the size in the first sample entry; (0, 0) if there is none."""
+    span = minf
+    for wanted in (b"stbl", b"stsd"):
+        if span is None:
+            return 0, 0
+        inner = {kind: (first, last) for kind, first, last in iterate_boxes(data, *span)}
+        span = inner.get(wanted)
+    if span is None or span[0] + 44 > span[1]:
+        return 0, 0
+    # stsd: 8 bytes of its own, 8 of the entry's header; the size is 24 bytes into the entry.
+    width, height = struct.unpack_from(">2H", data, span[0] + 40)
+    return width, height
 
 
 def _matrix(data: bytes, first: int, last: int, *, version_0_at: int) -> NDArray[np.float64]:
@@ -82,5 +149,6 @@ def _matrix(data: bytes, first: int, last: int, *, version_0_at: int) -> NDArray
     at = first + version_0_at + (12 if version == 1 else 0)
     if at + 36 > last:
         return np.eye(3)
-    entries = np.frombuffer(data, dtype=">i4", count=9, offset=at).astype(np.float64).reshape(3, 3)
-    return entries / np.array([2.0**bits for bits in _FIXED_POINT])
+    entries = np.array(struct.unpack_from(">9i", data, at), dtype=np.float64).reshape(3, 3)
+    scaled: NDArray[np.float64] = entries / np.exp2(_FIXED_POINT)
+    return scaled

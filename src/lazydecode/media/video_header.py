@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from lazydecode.errors import LazyDecodeError
 from lazydecode.media.base import VideoHeader
-from lazydecode.media.mp4_boxes import video_track_matrices
+from lazydecode.media.mp4_boxes import read_video_tracks
 from lazydecode.media.video_backends.container import has_audio, open_video
 from lazydecode.media.video_backends.frame_index import scan_packets
 from lazydecode.media.video_backends.pixels import UPRIGHT, Orientation
@@ -41,10 +39,13 @@ def probe_video_header(data: bytes) -> VideoHeader | None:
 
 
 def _upright_size(data: bytes, container: Any, stream: Any) -> tuple[int, int]:
+    context = stream.codec_context
+    width, height = int(context.width), int(context.height)
     orientation = UPRIGHT
     if container.format.name.startswith("mov,"):
-        for number, matrix in video_track_matrices(data):
-            if number == stream.id:
-                orientation = Orientation.from_matrix(np.rint(matrix * 2**16).astype(np.int64))
-    context = stream.codec_context
-    return orientation.size(int(context.width), int(context.height))
+        for track in read_video_tracks(data):
+            if track.number == stream.id:
+                orientation = Orientation.from_matrix(track.matrix)
+                # FFmpeg leaves the size of MPEG-4 part 2 to its decoder.
+                width, height = width or track.width, height or track.height
+    return orientation.size(width, height)

@@ -118,11 +118,15 @@ class VideoLoader(ABC):
                 f"the video is cut off: {len(index.pts)} of {index.stated_packets} frames are there"
             )
         if not index.is_trusted:
-            return self._load(data, count_frames(data), sampling, options)
+            return self._load(
+                data, count_frames(data, max_pixels=self.limits.max_image_pixels), sampling, options
+            )
         try:
             return self._load(data, index, sampling, options)
         except UntrustedTimesError:
-            return self._load(data, count_frames(data), sampling, options)
+            return self._load(
+                data, count_frames(data, max_pixels=self.limits.max_image_pixels), sampling, options
+            )
 
     def _load(
         self,

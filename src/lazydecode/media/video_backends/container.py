@@ -17,6 +17,7 @@ import av.error
 from av.stream import Discard, Disposition
 
 from lazydecode.errors import CorruptMediaError
+from lazydecode.media.mp4_boxes import check_sample_counts
 
 _FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,ivf"
 """Demuxers that read one file and refer to no other."""
@@ -46,6 +47,7 @@ def open_video(data: bytes) -> Iterator[tuple[Any, Any]]:
     Raises:
         CorruptMediaError: If no accepted demuxer reads it, or it has no video stream.
     """
+    check_sample_counts(data)
     with translated_errors("the video cannot be opened"):
         container = av.open(
             io.BytesIO(data),

@@ -72,7 +72,8 @@ def prepare_decoder(stream: Any, *, max_pixels: int) -> Any:
 def count_frames(data: bytes, *, max_pixels: int = 0) -> FrameIndex:
     """Decode all of `data` and return an index whose frames are told by counting.
 
-    Frames whose times do not ascend are placed at the stated rate instead.
+    The first frame is shown at 0. Frames whose times do not ascend, or whose container has
+    none (AVI), are placed at the stated rate.
 
     Raises:
         CorruptMediaError: If no frame decodes.
@@ -86,8 +87,10 @@ def count_frames(data: bytes, *, max_pixels: int = 0) -> FrameIndex:
             )
         rate = float(stream.average_rate or stream.guessed_rate or 1.0)
         time_base = float(stream.time_base)
-        ascending = None not in times and all(
-            later > earlier for earlier, later in itertools.pairwise(times)
+        ascending = (
+            container.format.name != "avi"
+            and None not in times
+            and all(later > earlier for earlier, later in itertools.pairwise(times))
         )
         if not ascending:
             step = 1.0 / (rate * time_base)
@@ -102,7 +105,7 @@ def count_frames(data: bytes, *, max_pixels: int = 0) -> FrameIndex:
             is_cut=False,
             stated_packets=0,
             time_base=time_base,
-            start_s=(container.start_time or 0) / 1e6 if ascending else 0.0,
+            start_s=times[0] * time_base,
             last_duration=0,
             stated_rate=rate,
             by_order=True,

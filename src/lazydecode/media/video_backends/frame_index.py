@@ -19,6 +19,8 @@ from lazydecode.media.video_sampling import Timeline
 
 _RATE_TOLERANCE: Final = 0.005
 """Largest relative difference at which the container's stated rate is taken as the exact one."""
+_REORDERING: Final = frozenset({"h264", "hevc", "mpeg4", "mpeg2video", "mpeg1video", "vc1", "wmv3"})
+"""Codecs whose frames may be stored in another order than shown; AVI has only the stored one."""
 _VP8_SHOWN: Final = 0x10
 """Bit of a VP8 frame's first byte: the frame is shown (RFC 6386, section 9.1)."""
 
@@ -141,7 +143,12 @@ def scan_packets(container: Any, stream: Any) -> FrameIndex:
     if not pts:
         raise CorruptMediaError("the video stream holds no data")
     known = [time for time, is_shown in zip(pts, shown, strict=True) if is_shown]
-    is_trusted = in_order and None not in known and len(set(known)) == len(known)
+    is_trusted = (
+        in_order
+        and None not in known
+        and len(set(known)) == len(known)
+        and not (container.format.name == "avi" and codec in _REORDERING)
+    )
     rate = stream.average_rate or stream.guessed_rate
     stated = _stated_packets(container, stream)
     return FrameIndex(

@@ -21,14 +21,14 @@ class Orientation:
     flips_columns: bool = False
 
     @classmethod
-    def from_matrix(cls, matrix: NDArray[np.int32]) -> Orientation:
-        """Return what the 3x3 fixed-point matrix does; other angles go to the nearest.
+    def from_matrix(cls, matrix: NDArray[Any]) -> Orientation:
+        """Return what a 3x3 matrix does; other angles go to the nearest.
 
         Args:
             matrix: Shape (9,), as in ISO/IEC 14496-12 (`tkhd`): a pixel at (x, y) is shown
                 at (m[0] x + m[3] y, m[1] x + m[4] y).
         """
-        a, b, c, d = (int(matrix[i]) for i in (0, 1, 3, 4))
+        a, b, c, d = (float(matrix[i]) for i in (0, 1, 3, 4))
         if abs(a) + abs(d) >= abs(b) + abs(c):
             return cls(False, d < 0, a < 0)
         return cls(True, b < 0, c < 0)
