@@ -10,6 +10,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from lazydecode.engine.generation import Generation
 from lazydecode.engine.protocol import EngineInfo
@@ -33,9 +34,20 @@ class FatalError(Exception):
 class ScriptedRunner:
     """Adds one. Batches are whatever waits."""
 
-    def __init__(self, *, max_model_len: int = 1000, fail_to_load: str | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        max_model_len: int = 1000,
+        fail_to_load: str | None = None,
+        fail_while: Path | None = None,
+        die_loading: bool = False,
+    ) -> None:
         if fail_to_load is not None:
             raise OSError(fail_to_load)
+        if fail_while is not None and fail_while.exists():
+            raise OSError("not yet")
+        if die_loading:
+            os.kill(os.getpid(), signal.SIGKILL)
         self.info = EngineInfo(
             model="scripted", max_model_len=max_model_len, vocab_size=VOCAB, eos_token_ids=(EOS,)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,8 +45,10 @@ class Generation:
         num_prompt = len(request.prompt_token_ids) - num_resumed
         if num_prompt < 1:
             raise ValidationError("the prompt is empty", parameter="messages")
-        _check_token_ids(request.prompt_token_ids, info.vocab_size)
         sampling = request.sampling
+        if info.vocab_size is not None:
+            _check_token_ids(request.prompt_token_ids, info.vocab_size, "messages")
+            _check_token_ids(sampling.logit_bias, info.vocab_size, "logit_bias")
         self.request_id = request.request_id
         self.sampling = sampling
         self.items = tuple(items)
@@ -154,15 +156,15 @@ class ModelRunner(Protocol):
         ...
 
 
-def _check_token_ids(token_ids: Sequence[int], vocab_size: int | None) -> None:
-    if vocab_size is None:
+def _check_token_ids(token_ids: Collection[int], vocab_size: int, parameter: str) -> None:
+    if not token_ids:
         return
     low, high = min(token_ids), max(token_ids)
     if low < 0 or high >= vocab_size:
         raise ValidationError(
-            f"the prompt holds token id {low if low < 0 else high}, but the model knows 0 to "
+            f"{parameter}: there is no token id {low if low < 0 else high}; the model knows 0 to "
             f"{vocab_size - 1}",
-            parameter="messages",
+            parameter=parameter,
         )
 
 
