@@ -7,11 +7,19 @@ below build. This is the only module that reads the environment.
 
 from __future__ import annotations
 
+import json
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
 
 from lazydecode.limits import (
     MIB,
@@ -40,7 +48,7 @@ class Settings(BaseSettings):
         "public hosts.",
     )
     allowed_private_networks: tuple[str, ...] = Field(
-        (), description="CIDR block or host:port that is reachable although not public; repeatable."
+        (), description="CIDR block or host:port that is reachable although not public."
     )
     allowed_local_media_path: Path | None = Field(
         None, description="Folder below which file: URLs may point; none given: no file: URLs."
@@ -48,6 +56,8 @@ class Settings(BaseSettings):
     media_redirects: bool = Field(True, description="Follow redirects, each hop checked.")
     max_media_redirects: int = Field(10, ge=0, description="Most redirects of one fetch.")
     https_only: bool = Field(False, description="Refuse http: media URLs.")
+
+    media_connector: str = Field("http", description="Which registered connector fetches media.")
 
     # -- how much and how long
     max_media_download_mb: float = Field(
@@ -221,3 +231,42 @@ class Settings(BaseSettings):
             max_waiting=self.max_waiting_requests,
             max_wait_s=self.max_budget_wait,
         )
+
+
+def load_settings(flags: Mapping[str, Any], *, config_file: Path | None = None) -> Settings:
+    """Build the settings: flags win over the environment, which wins over the file.
+
+    Args:
+        flags: Field name -> value, only those that were given.
+        config_file: TOML or JSON (by suffix) with field names as keys; dashes are underscores.
+
+    Raises:
+        ValueError: If a value is wrong or a key is unknown; pydantic's error names each.
+    """
+    values = {} if config_file is None else _read_config_file(config_file)
+
+    class _WithFile(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return init_settings, env_settings, InitSettingsSource(settings_cls, values)
+
+    # A plain `Settings` again: it is sent to other processes, which know no local class.
+    return Settings.model_construct(**dict(_WithFile(**flags)))
+
+
+def _read_config_file(path: Path) -> dict[str, Any]:
+    text = path.read_text("utf-8")
+    try:
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as exc:
+        raise ValueError(f"{path.name} cannot be read: {exc}") from exc
+    if not isinstance(values, dict):
+        raise ValueError(f"{path.name} must hold an object of settings")
+    return {str(key).replace("-", "_"): value for key, value in values.items()}

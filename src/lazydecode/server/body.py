@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from lazydecode.errors import InvalidRequestError, RequestTooLargeError
+from lazydecode.renderers.chat import Conversation, parse_messages
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
 _INLINE_BYTES: Final = 64 * 1024
@@ -47,9 +48,23 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytear
             return body
 
 
+def parse_body(body: bytes | bytearray) -> tuple[ChatCompletionRequest, Conversation]:
+    """Parse and check a body, and take its messages apart; linear in the body.
+
+    Media URLs in the conversation are views of `body`; the request refers to it no more.
+
+    Raises:
+        InvalidRequestError: See `decode_request` and `parse_messages`.
+    """
+    request = decode_request(body)
+    conversation = parse_messages(request.messages)
+    request.messages = []
+    return request, conversation
+
+
 async def read_chat_request(
     scope: Scope, receive: Receive, *, max_bytes: int, executor: Executor
-) -> ChatCompletionRequest:
+) -> tuple[ChatCompletionRequest, Conversation]:
     """Read and parse a chat request; media URLs in it are views of the body.
 
     Raises:
@@ -59,9 +74,9 @@ async def read_chat_request(
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
     if len(body) <= _INLINE_BYTES:
-        return decode_request(body)
+        return parse_body(body)
     loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(executor, decode_request, body)
+    return await loop.run_in_executor(executor, parse_body, body)
 
 
 def _content_length(scope: Scope) -> int | None:

@@ -1,0 +1,326 @@
+"""`BaseRenderer`: a chat request becomes what an engine needs, in order and within budgets.
+
+One request's way, and where each step runs:
+
+    fetch all items              event loop and media threads
+    template, tokenize           tokenizer threads, meanwhile
+    budget of decoded bytes      event loop; for items that no cache holds
+    phase 1                      the ordered worker: hash, look up, start what is missing
+    decode, process              media threads, processing threads
+    wait                         event loop
+    phase 2, submit              the ordered worker, in one job: the engine's cache sees
+                                 requests in the order in which ours was updated
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from lazydecode.cache import (
+    BaseMultiModalProcessorCache,
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+)
+from lazydecode.cache.base import GIB
+from lazydecode.config import Settings
+from lazydecode.inputs import MultiModalInput
+from lazydecode.media.budget import ByteBudget
+from lazydecode.media.connector import MediaConnector
+from lazydecode.media.decode import await_with_cancellation_drain
+from lazydecode.media.executor import MediaExecutor
+from lazydecode.models.loading import ModelFrontend
+from lazydecode.processing.flights import ItemFlights
+from lazydecode.renderers.chat import Conversation, check_item_counts
+from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
+from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner
+from lazydecode.renderers.timeline import Timeline
+
+_T = TypeVar("_T")
+_TOKENIZER_THREADS: Final = 2
+
+
+@dataclass(slots=True)
+class RenderRequest:
+    """What of a chat request matters for rendering."""
+
+    request_id: str
+    conversation: Conversation
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Modality -> decode options of this request."""
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None
+
+
+class BaseRenderer:
+    """Renders chat requests for one model.
+
+    Args:
+        frontend: The model's template, tokenizer and processor.
+        connector: Fetches media. Closed with the renderer.
+        settings: Options, limits and cache sizes.
+        executor: Media threads. Shut down with the renderer.
+        mirrors_engine: Whether an engine follows that has a receiver cache.
+    """
+
+    def __init__(
+        self,
+        frontend: ModelFrontend,
+        connector: MediaConnector,
+        settings: Settings,
+        *,
+        executor: MediaExecutor,
+        mirrors_engine: bool,
+    ) -> None:
+        self.frontend = frontend
+        self.settings = settings
+        self.executor = executor
+        limits = self.limits = settings.request_limits
+        self._connector = connector
+        self._mm_executor = ThreadPoolExecutor(1, "lazydecode-mm")
+        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "lazydecode-tokenize")
+        cache_bytes = int(settings.mm_processor_cache_gb * GIB)
+        self.sender_cache: MultiModalProcessorSenderCache | None = None
+        self.render_cache: MultiModalProcessorOnlyCache | None = None
+        if cache_bytes and frontend.is_cacheable:
+            self.render_cache = MultiModalProcessorOnlyCache(capacity_bytes=cache_bytes)
+            if mirrors_engine:
+                self.sender_cache = MultiModalProcessorSenderCache(capacity_bytes=cache_bytes)
+        self.encoded_budget = ByteBudget(
+            limits.max_encoded_bytes,
+            max_waiting=limits.max_waiting,
+            max_wait_s=limits.max_wait_s,
+        )
+        self.decoded_budget = ByteBudget(
+            limits.max_decoded_bytes,
+            max_waiting=limits.max_waiting,
+            max_wait_s=limits.max_wait_s,
+        )
+        self._fetcher = MediaFetcher(
+            connector, frontend.info, limits=limits, budget=self.encoded_budget
+        )
+        self._processing = ThreadPoolExecutor(settings.processing_threads, "lazydecode-process")
+        self._flights = ItemFlights(self._processing, media_executor=executor)
+        self._runner: MultiModalRunner | None = None
+        if frontend.mm_processor is not None:
+            frontend.mm_processor.use_flights(self._flights, media_executor=executor)
+            self._runner = MultiModalRunner(
+                frontend.mm_processor,
+                worker=self._mm_executor,
+                executor=executor.quick,
+                processing=self._processing,
+                budget=self.decoded_budget,
+                limits=limits,
+                fingerprint=frontend.fingerprint,
+            )
+
+    @asynccontextmanager
+    async def open(
+        self, request: RenderRequest, *, timeline: Timeline
+    ) -> AsyncIterator[RenderedRequest]:
+        """Fetch the media and write the prompt; the block decides what is made of them.
+
+        Everything that the request holds is released at the end of the block.
+
+        Raises:
+            LazyDecodeError: If the request cannot be rendered; nothing was fetched for one
+                that has too many items.
+        """
+        conversation = request.conversation
+        check_item_counts(
+            conversation.counts(),
+            modalities=self.frontend.modalities,
+            max_items=self._max_items(),
+        )
+        media_io_kwargs = merge_media_io_kwargs(
+            self.settings.media_io_kwargs, request.media_io_kwargs
+        )
+        decoders = self._fetcher.resolve(
+            sorted({item.modality for item in conversation.media}), media_io_kwargs
+        )
+        async with AsyncExitStack() as hold:
+            prompt, items = await _both(
+                self._render_prompt(request, timeline),
+                self._fetcher.fetch_all(conversation.media, decoders, hold=hold, timeline=timeline),
+            )
+            job = Job(
+                request_id=request.request_id,
+                prompt=prompt,
+                items=items,
+                media_io_kwargs=media_io_kwargs,
+                mm_processor_kwargs=request.mm_processor_kwargs,
+                cache_salt=request.cache_salt,
+            )
+            try:
+                yield RenderedRequest(self, job, timeline)
+            finally:
+                for item in items:
+                    item.release()
+
+    def _max_items(self) -> dict[str, int | None]:
+        """The model's limits and the server's, the lower one each."""
+        limits: dict[str, int | None] = dict(self.frontend.max_items)
+        for modality, limit in self.limits.max_items.items():
+            known = limits.get(modality)
+            limits[modality] = limit if known is None else min(known, limit)
+        return limits
+
+    async def _render_prompt(self, request: RenderRequest, timeline: Timeline) -> str | list[int]:
+        """The text with placeholders, or token ids if there are no media to be put into it."""
+        conversation = request.conversation
+
+        def render() -> str | list[int]:
+            rendered = self.frontend.render_chat(
+                conversation.messages,
+                tools=request.tools,
+                chat_template_kwargs=request.chat_template_kwargs,
+                add_generation_prompt=request.add_generation_prompt,
+                continue_final_message=request.continue_final_message,
+            )
+            return rendered.text if conversation.media else self.frontend.tokenize_prompt(rendered)
+
+        with timeline.stage("template"):
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizers, render)
+
+    async def run(
+        self,
+        job: Job,
+        cache: BaseMultiModalProcessorCache | None,
+        deliver: Deliver,
+        timeline: Timeline,
+    ) -> None:
+        """Process a job with items; see `MultiModalRunner.run`."""
+        assert self._runner is not None  # a text-only model was given no items
+        await self._runner.run(job, cache, deliver, timeline)
+
+    async def on_worker(self, function: Callable[[], _T]) -> _T:
+        """Run `function` on the ordered worker."""
+        return await asyncio.get_running_loop().run_in_executor(self._mm_executor, function)
+
+    def forget_engine(self, clear_engine: Callable[[], None]) -> None:
+        """Start anew after the engine was lost: both caches empty, at one point of the order."""
+
+        def clear() -> None:
+            if self.sender_cache is not None:
+                self.sender_cache.clear_cache()
+            clear_engine()
+
+        self._mm_executor.submit(clear)
+
+    async def close(self) -> None:
+        """End all threads and connections; requests must have ended."""
+        await self._connector.close()
+        await asyncio.to_thread(self._shutdown)
+
+    def _shutdown(self) -> None:
+        self._flights.close()
+        self._processing.shutdown()
+        self._tokenizers.shutdown()
+        self._mm_executor.shutdown()
+        self.executor.shutdown()
+
+
+class RenderedRequest:
+    """One request whose media are here, encoded, and whose prompt is written.
+
+    It can be processed as often as needed: again when the engine lost what it was sent.
+    """
+
+    def __init__(self, renderer: BaseRenderer, job: Job, timeline: Timeline) -> None:
+        self._renderer = renderer
+        self._job = job
+        self._timeline = timeline
+        self.num_prompt_tokens = 0
+        """Length of the prompt with expanded placeholders; 0 before it was processed."""
+        self.processing_s = 0.0
+        """Time spent in `process` and `render` so far."""
+
+    @property
+    def request_id(self) -> str:
+        """Id of the request."""
+        return self._job.request_id
+
+    @property
+    def uses_sender_cache(self) -> bool:
+        """Whether `process` goes by the cache that mirrors the engine's."""
+        return self._renderer.sender_cache is not None
+
+    async def process(self, deliver: Deliver) -> None:
+        """Process for the engine, and hand the result to `deliver` on the ordered worker.
+
+        Items that the engine's cache holds come without tensors.
+
+        Raises:
+            LazyDecodeError: If an item cannot be used; it names the item.
+        """
+        await self._run(self._renderer.sender_cache, deliver)
+
+    async def render(self, *, with_payload: bool) -> MultiModalInput:
+        """Process for whoever asked: all items with tensors, if they are wanted."""
+        rendered: list[MultiModalInput] = []
+        await self._run(self._renderer.render_cache, rendered.append)
+        return rendered[0]
+
+    async def invalidate(self, mm_hashes: Sequence[str]) -> None:
+        """Forget that the engine holds these; process again after it."""
+        cache = self._renderer.sender_cache
+        if cache is not None:
+            await self._renderer.on_worker(lambda: cache.invalidate(mm_hashes))
+
+    async def _run(self, cache: BaseMultiModalProcessorCache | None, deliver: Deliver) -> None:
+        def take(prompt: MultiModalInput) -> None:
+            deliver(prompt)
+            self.num_prompt_tokens = len(prompt["prompt_token_ids"])
+
+        started = time.perf_counter()
+        try:
+            if not self._job.items:
+                assert not isinstance(self._job.prompt, str)
+                # Without items no cache changes, so the order does not matter.
+                take(_text_input(self._job.prompt))
+            else:
+                await self._renderer.run(self._job, cache, take, self._timeline)
+        finally:
+            self.processing_s += time.perf_counter() - started
+
+
+def _text_input(prompt_token_ids: list[int]) -> MultiModalInput:
+    return MultiModalInput(
+        type="multimodal",
+        prompt_token_ids=prompt_token_ids,
+        mm_kwargs={},
+        mm_hashes={},
+        mm_placeholders={},
+    )
+
+
+async def _both(
+    prompt: Awaitable[_T], items: Awaitable[list[EncodedItem]]
+) -> tuple[_T, list[EncodedItem]]:
+    """Await both at once; a failure of one ends the other before it is raised."""
+    first, second = asyncio.ensure_future(prompt), asyncio.ensure_future(items)
+    try:
+        await asyncio.wait((first, second), return_when=asyncio.FIRST_EXCEPTION)
+        if first.done() and second.done() and not first.exception():
+            return first.result(), second.result()
+    finally:
+        if not (first.done() and second.done()):
+            for task in (first, second):
+                task.cancel()
+            await await_with_cancellation_drain(asyncio.wait((first, second)))
+    for item in () if second.cancelled() or second.exception() else second.result():
+        item.release()
+    # The media first: its errors name an item. A cancelled one was ended by the other's failure.
+    for task in (second, first):
+        if not task.cancelled():
+            task.result()
+    raise asyncio.CancelledError

@@ -1,0 +1,256 @@
+"""Fetching the media of one request: all parts at once, each once, within the memory budget.
+
+What comes out is encoded and identified; nothing is decoded here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from lazydecode.errors import (
+    InvalidRequestError,
+    LazyDecodeError,
+    MediaTooLargeError,
+    ValidationError,
+)
+from lazydecode.limits import RequestLimits
+from lazydecode.media.audio import AudioMediaIO
+from lazydecode.media.base import MediaIO, MediaRef
+from lazydecode.media.budget import ByteBudget
+from lazydecode.media.connector import FetchTrace, MediaConnector, trace_fetch
+from lazydecode.media.decode import await_with_cancellation_drain
+from lazydecode.media.image import ImageMediaIO
+from lazydecode.media.video import VideoMediaIO
+from lazydecode.processing.context import BaseProcessingInfo
+from lazydecode.renderers.chat import MediaRequest
+from lazydecode.renderers.timeline import Timeline
+
+MediaIOKwargs: TypeAlias = Mapping[str, Mapping[str, Any]]
+Fetched: TypeAlias = "tuple[MediaRef[Any], FetchTrace]"
+
+_MEDIA_IO: Final[Mapping[str, type[MediaIO[Any]]]] = {
+    "image": ImageMediaIO,
+    "video": VideoMediaIO,
+    "audio": AudioMediaIO,
+}
+_GUESS_BYTES: Final = 1024 * 1024
+"""Reserved for an item whose size is not known before it was fetched."""
+
+
+@dataclass(slots=True)
+class EncodedItem:
+    """One fetched item. Its ref is never decoded itself: it is renewed for each processing."""
+
+    modality: str
+    index: int
+    uuid: str | None
+    ref: MediaRef[Any] | None
+    """None: the client gave a uuid alone."""
+
+    def new_ref(self) -> MediaRef[Any] | None:
+        """An undecoded ref over the same payload, to be decoded and released by its taker."""
+        return None if self.ref is None else self.ref.renew()
+
+    def release(self) -> None:
+        """Let go of the payload."""
+        if self.ref is not None:
+            self.ref.release()
+
+
+def merge_media_io_kwargs(
+    server: MediaIOKwargs, request: MediaIOKwargs
+) -> dict[str, dict[str, Any]]:
+    """Merge a request's decode options over the server's, by each decoder's own rules.
+
+    Raises:
+        ValidationError: If the request sets what only the server may.
+    """
+    merged = {}
+    for modality in sorted({*server, *request}):
+        options = _MEDIA_IO[modality].merge_kwargs(server.get(modality), request.get(modality))
+        if options:
+            merged[modality] = options
+    return merged
+
+
+class MediaFetcher:
+    """Fetches the items of requests.
+
+    Args:
+        connector: Brings encoded bytes.
+        info: Chooses the decoder of each modality.
+        limits: What one request may hold.
+        budget: What all requests together may hold, in encoded bytes.
+    """
+
+    def __init__(
+        self,
+        connector: MediaConnector,
+        info: BaseProcessingInfo,
+        *,
+        limits: RequestLimits,
+        budget: ByteBudget,
+    ) -> None:
+        self._connector = connector
+        self._info = info
+        self._limits = limits
+        self._budget = budget
+
+    def resolve(
+        self, modalities: Sequence[str], media_io_kwargs: MediaIOKwargs
+    ) -> dict[str, MediaIO[Any]]:
+        """Return modality -> decoder with the given options.
+
+        Raises:
+            ValidationError: If an option is unknown or wrong.
+        """
+        resolved = {}
+        for modality in modalities:
+            try:
+                resolved[modality] = self._info.get_media_io(modality, media_io_kwargs)
+            except LazyDecodeError:
+                raise
+            except (TypeError, ValueError) as exc:
+                # TypeError: an option that is an argument of ours, which no request may set.
+                raise ValidationError(
+                    f"media_io_kwargs of {modality} are not valid: {exc}",
+                    parameter="media_io_kwargs",
+                    modality=modality,
+                ) from exc
+        return resolved
+
+    async def fetch_all(
+        self,
+        media: Sequence[MediaRequest],
+        decoders: Mapping[str, MediaIO[Any]],
+        *,
+        hold: AsyncExitStack,
+        timeline: Timeline,
+    ) -> list[EncodedItem]:
+        """Return the items in the order of `media`, when all have ended.
+
+        Args:
+            media: What to fetch. Their sources are dropped, so that the request body can go.
+            decoders: Modality -> decoder.
+            hold: Gets what holds the memory budget; it is to be closed after the items were
+                released.
+            timeline: Is told of each item.
+
+        Raises:
+            LazyDecodeError: The first failure in the order of `media`, with its item named.
+        """
+        known = sum(_known_bytes(item) for item in media)
+        self._check_total(known)
+        unknown = sum(1 for item in media if isinstance(item.source, str))
+        reserved = known + unknown * _GUESS_BYTES
+        reservation = await hold.enter_async_context(
+            self._budget.reserve(min(reserved, self._budget.capacity))
+        )
+        items = await self._fetch_each(media, decoders, timeline)
+        # A payload that several items share exists once.
+        payloads = {id(item.ref.data): len(item.ref.data) for item in items if item.ref}
+        total = sum(payloads.values())
+        try:
+            self._check_total(total)
+            if total <= reservation.nbytes:
+                reservation.shrink(total)
+            else:
+                extra = self._budget.reserve(total - reservation.nbytes)
+                await hold.enter_async_context(extra)
+        except BaseException:
+            for item in items:
+                item.release()
+            raise
+        return items
+
+    def _check_total(self, total: int) -> None:
+        limit = self._limits.max_encoded_bytes_per_request
+        if total > limit:
+            raise MediaTooLargeError(
+                f"the request's media have {total} bytes in all; at most {limit} are allowed"
+            )
+
+    async def _fetch_each(
+        self,
+        media: Sequence[MediaRequest],
+        decoders: Mapping[str, MediaIO[Any]],
+        timeline: Timeline,
+    ) -> list[EncodedItem]:
+        tasks: dict[tuple[str, str], asyncio.Task[Fetched]] = {}
+        waits: list[Coroutine[Any, Any, EncodedItem]] = []
+        for item in media:
+            task: asyncio.Task[Fetched] | None = None
+            if item.source is not None:
+                key = (item.modality, item.source if isinstance(item.source, str) else item.where)
+                task = tasks.get(key)
+                if task is None:
+                    task = tasks[key] = asyncio.create_task(
+                        self._fetch(item, item.source, decoders[item.modality]),
+                        name=f"fetch-{item.where}",
+                    )
+            item.source = None
+            waits.append(_wait_for_item(item, task, timeline))
+        # Also when cancelled: threads may still be reading a payload.
+        results = await await_with_cancellation_drain(
+            asyncio.gather(*waits, return_exceptions=True),
+            on_cancel=lambda: [task.cancel() for task in tasks.values()],
+        )
+        failures = [result for result in results if isinstance(result, BaseException)]
+        items = [result for result in results if isinstance(result, EncodedItem)]
+        if failures:
+            for encoded in items:
+                encoded.release()
+            raise failures[0]
+        return items
+
+    async def _fetch(
+        self, item: MediaRequest, source: str | memoryview, media_io: MediaIO[Any]
+    ) -> Fetched:
+        with trace_fetch() as trace:
+            return await self._load(item, source, media_io), trace
+
+    async def _load(
+        self, item: MediaRequest, source: str | memoryview, media_io: MediaIO[Any]
+    ) -> MediaRef[Any]:
+        if item.media_type is not None:
+            data = source.encode() if isinstance(source, str) else source
+            return await self._connector.load_base64_async(item.media_type, data, media_io)
+        fetch = {
+            "image": self._connector.fetch_image_async,
+            "video": self._connector.fetch_video_async,
+            "audio": self._connector.fetch_audio_async,
+        }[item.modality]
+        ref: MediaRef[Any] = await fetch(source, media_io)
+        return ref
+
+
+async def _wait_for_item(
+    item: MediaRequest, task: asyncio.Task[Fetched] | None, timeline: Timeline
+) -> EncodedItem:
+    record = timeline.item(item.modality, item.index)
+    if task is None:
+        return EncodedItem(item.modality, item.index, item.uuid, None)
+    try:
+        ref, trace = await task
+    except LazyDecodeError as exc:
+        raise exc.at(item.modality, item.index) from exc.__cause__
+    except (ValueError, NotImplementedError) as exc:
+        raise InvalidRequestError(str(exc), modality=item.modality, index=item.index) from exc
+    record.num_bytes = len(ref.data)
+    record.add("fetch", trace.fetch_s)
+    record.add("digest", trace.digest_s)
+    # Items that share a fetch are released one by one: each needs a ref of its own.
+    return EncodedItem(item.modality, item.index, item.uuid, ref.renew())
+
+
+def _known_bytes(item: MediaRequest) -> int:
+    """Encoded bytes of an item that came with the request; base64 is four thirds of them."""
+    if item.source is None:
+        return 0
+    if isinstance(item.source, memoryview) or item.media_type is not None:
+        return len(item.source) * 3 // 4
+    return len(item.source) * 3 // 4 if item.source[:5].lower() == "data:" else 0

@@ -1,0 +1,281 @@
+"""One request through the two phases, cancelled or not, within the budget of decoded bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import AsyncExitStack, nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+
+from lazydecode.cache import BaseMultiModalProcessorCache
+from lazydecode.errors import InvalidRequestError, LazyDecodeError, MediaTooLargeError
+from lazydecode.inputs import MultiModalInput
+from lazydecode.limits import RequestLimits
+from lazydecode.media.base import MediaRef
+from lazydecode.media.budget import ByteBudget
+from lazydecode.media.decode import await_with_cancellation_drain
+from lazydecode.media.estimate import estimate_decoded_bytes
+from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.processing.processor import BaseMultiModalProcessor
+from lazydecode.processing.state import MultiModalApplyState
+from lazydecode.processing.timing import TimingContext
+from lazydecode.renderers.media import EncodedItem
+from lazydecode.renderers.timeline import Timeline
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Job:
+    """What is processed: a prompt, and encoded items that outlive each processing."""
+
+    request_id: str
+    prompt: str | list[int]
+    """Text with placeholders; token ids if there are no items."""
+    items: list[EncodedItem]
+    media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None
+
+
+Deliver: TypeAlias = Callable[[MultiModalInput], None]
+"""Takes what was rendered. Runs on the ordered worker, must not block; if it raises, the cache
+is as it was before the request."""
+
+
+class MultiModalRunner:
+    """Runs requests through a model's processor.
+
+    Args:
+        processor: The model's.
+        worker: The ordered worker: one thread, so that caches change in one order.
+        executor: Threads for what is linear in a payload.
+        processing: Threads for processors that take a request's items together.
+        budget: Decoded bytes that all requests together may hold.
+        limits: Decoded bytes that one request may hold.
+        fingerprint: Stands for everything of the processor that results depend on.
+    """
+
+    def __init__(
+        self,
+        processor: BaseMultiModalProcessor,
+        *,
+        worker: Executor,
+        executor: Executor,
+        processing: Executor,
+        budget: ByteBudget,
+        limits: RequestLimits,
+        fingerprint: str = "",
+    ) -> None:
+        self._processor = processor
+        self._worker = worker
+        self._executor = executor
+        self._processing = processing
+        self._budget = budget
+        self._limits = limits
+        self._fingerprint = fingerprint
+
+    async def run(
+        self,
+        job: Job,
+        cache: BaseMultiModalProcessorCache | None,
+        deliver: Deliver,
+        timeline: Timeline,
+    ) -> None:
+        """Process `job` and hand the result to `deliver`, on the worker, in phase 2's job.
+
+        A cancelled caller gets its CancelledError when nothing of the request runs any more
+        and its references are released; the model's processor is then not called in vain.
+
+        Raises:
+            LazyDecodeError: If an item or an option cannot be used.
+        """
+        timing = TimingContext(observer=timeline)
+        refs: list[MediaRef[Any]] = []
+        try:
+            inputs = self._build_inputs(job, cache, refs)
+            async with AsyncExitStack() as stack:
+                with timeline.stage("budget"):
+                    estimate = await self._estimate(inputs)
+                    await stack.enter_async_context(self._budget.reserve(estimate))
+                cancellation = _Cancellation()
+                await await_with_cancellation_drain(
+                    self._run_phases(inputs, deliver, timing, cancellation),
+                    on_cancel=cancellation.set,
+                )
+        except LazyDecodeError:
+            raise
+        except ValueError as exc:
+            # Rules on options that lower rooms state as plain ValueErrors.
+            raise InvalidRequestError(str(exc)) from exc
+        finally:
+            for ref in refs:
+                ref.release()
+            for stage, seconds in timing.stage_secs.items():
+                timeline.add(stage, seconds)
+
+    def _build_inputs(
+        self, job: Job, cache: BaseMultiModalProcessorCache | None, refs: list[MediaRef[Any]]
+    ) -> ProcessorInputs:
+        data: dict[str, list[MediaRef[Any] | None]] = {}
+        uuids: dict[str, list[str | None]] = {}
+        for item in job.items:
+            ref = item.new_ref()
+            if ref is not None:
+                refs.append(ref)
+            elif cache is None:
+                raise InvalidRequestError(
+                    "an item with a uuid alone needs the processor cache, which is off",
+                    modality=item.modality,
+                    index=item.index,
+                )
+            data.setdefault(item.modality, []).append(ref)
+            uuids.setdefault(item.modality, []).append(item.uuid)
+        return ProcessorInputs(
+            job.prompt,
+            self._processor.info.parse_mm_data(data, validate=False),
+            mm_uuid_items=uuids,
+            hf_processor_mm_kwargs=job.mm_processor_kwargs,
+            media_io_kwargs=job.media_io_kwargs,
+            cache=cache,
+            cache_salt=job.cache_salt,
+            processor_fingerprint=self._fingerprint,
+        )
+
+    # -- the budget
+
+    async def _estimate(self, inputs: ProcessorInputs) -> int:
+        """Decoded bytes of the items that no cache holds, from their headers.
+
+        Asking changes no order. Other requests may change the answer until phase 1; what is
+        then decoded beyond the estimate is an item that was evicted in between.
+        """
+        missing = self._find_missing(inputs)
+        if not missing:
+            return 0
+        return await self._on(self._executor, lambda: self._sum_up(missing))
+
+    def _find_missing(self, inputs: ProcessorInputs) -> list[tuple[str, int, MediaRef[Any]]]:
+        info = self._processor.info
+        algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
+        missing: dict[tuple[str, int | str], tuple[str, int, MediaRef[Any]]] = {}
+        for modality, items in inputs.mm_data_items.items():
+            for index in range(items.get_count()):
+                ref = items.get_raw(index)
+                if not isinstance(ref, MediaRef):
+                    continue
+                key: int | str = index
+                if inputs.cache is not None:
+                    key = inputs.get_item_hash(modality, index, info.model_id, algorithm)
+                    if inputs.cache.is_cached_item(key) or key in self._processor.warm_outputs:
+                        continue
+                missing.setdefault((modality, key), (modality, index, ref))
+        return list(missing.values())
+
+    def _sum_up(self, missing: Sequence[tuple[str, int, MediaRef[Any]]]) -> int:
+        limit = self._limits.max_decoded_bytes_per_request
+        total = 0
+        for modality, index, ref in missing:
+            total += estimate_decoded_bytes(ref)
+            if total > limit:
+                raise MediaTooLargeError(
+                    f"the request's media take more than {limit} bytes when decoded; "
+                    "send fewer or smaller items",
+                    modality=modality,
+                    index=index,
+                )
+        return total
+
+    # -- the phases
+
+    async def _run_phases(
+        self,
+        inputs: ProcessorInputs,
+        deliver: Deliver,
+        timing: TimingContext,
+        cancellation: _Cancellation,
+    ) -> None:
+        processor = self._processor
+        if not processor.supports_two_phase_apply:
+            await self._on(
+                self._worker,
+                lambda: self._finish(
+                    inputs, deliver, cancellation, lambda: processor.apply(inputs)
+                ),
+            )
+            return
+        with timing.record("phase1"):
+            state = await self._on(self._worker, lambda: processor.apply_phase1(inputs, timing))
+        with state:
+            await cancellation.wait_for_items(state)
+            if cancellation.is_set:
+                return
+            if not processor.per_item:
+                await self._on(self._processing, lambda: processor.apply_process(state))
+            with timing.record("phase2"):
+                await self._on(
+                    self._worker,
+                    lambda: self._finish(
+                        inputs, deliver, cancellation, lambda: processor.apply_phase2(state)
+                    ),
+                )
+
+    def _finish(
+        self,
+        inputs: ProcessorInputs,
+        deliver: Deliver,
+        cancellation: _Cancellation,
+        process: Callable[[], MultiModalInput],
+    ) -> None:
+        """Runs on the worker. The cache learns of the items only if they were delivered."""
+        if cancellation.is_set:
+            return
+        with nullcontext() if inputs.cache is None else inputs.cache.transaction():
+            deliver(process())
+
+    @staticmethod
+    async def _on(executor: Executor, function: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(executor, function)
+
+
+class _Cancellation:
+    """Whether the client went away, for the threads and the task that still work for it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._waiting: asyncio.Task[None] | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._event.is_set()
+
+    def set(self) -> None:
+        """Called on the event loop when the request is cancelled."""
+        self._event.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def wait_for_items(self, state: MultiModalApplyState) -> None:
+        """Wait for decodes and results; once cancelled, only for the decodes that run.
+
+        Raises:
+            LazyDecodeError: If an item failed, and the request was not cancelled.
+        """
+        if self.is_set:
+            # In phase 1. A task that is cancelled before it begins would not wait at all.
+            state.leave_flights()
+            with suppress(LazyDecodeError):
+                await state.wait_decodes_async()
+            return
+        self._waiting = waiting = asyncio.ensure_future(state.wait_items_async())
+        try:
+            await asyncio.wait((waiting,))
+            if not self._event.is_set():
+                waiting.result()
+            elif not waiting.cancelled():
+                waiting.exception()  # retrieved: nobody is left who would hear of it
+        finally:
+            self._waiting = None

@@ -1,0 +1,121 @@
+"""When what happened to a request and to each of its media items.
+
+Stages are measured at the borders between parts, by context managers and by timestamps that
+the parts hand back; the parts' own logic knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+ITEM_STAGES: Final = ("fetch", "digest", "lookup", "decode_wait", "decode", "process")
+"""Stages of one item, in order. `decode_wait` is the time its decode stood in the queue."""
+REQUEST_STAGES: Final = ("parse", "queue", "template", "budget", "phase1", "phase2", "engine")
+"""Stages of a whole request, in order; some overlap with stages of items."""
+
+
+@dataclass(slots=True)
+class ItemTimeline:
+    """What happened to one item."""
+
+    modality: str
+    index: int
+    num_bytes: int = 0
+    """Encoded bytes; 0 if nothing was fetched."""
+    hit: bool | None = None
+    """Whether the processor cache held it; None if that was not asked."""
+    shared: bool = False
+    """Whether another item or request paid for a stage that this one waited for."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Stage -> duration. A stage that did not happen, as the decode of a hit, is absent."""
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Add to a stage's duration."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, durations in milliseconds."""
+        return {
+            "modality": self.modality,
+            "index": self.index,
+            "bytes": self.num_bytes,
+            "hit": self.hit,
+            "shared": self.shared,
+            **{f"{stage}_ms": _ms(value) for stage, value in self.seconds.items()},
+        }
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What happened to one request. Written by the request's own task and its pool jobs."""
+
+    started: float = field(default_factory=time.perf_counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    items: list[ItemTimeline] = field(default_factory=list)
+    """In message order."""
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the time inside the block to stage `name`, also if it raises."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add(name, time.perf_counter() - started)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add to a stage's duration."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    def item(self, modality: str, index: int) -> ItemTimeline:
+        """Return an item's timeline, made on first use."""
+        for item in self.items:
+            if (item.modality, item.index) == (modality, index):
+                return item
+        item = ItemTimeline(modality, index)
+        self.items.append(item)
+        return item
+
+    def record_item(
+        self,
+        modality: str,
+        index: int,
+        stage: str,
+        seconds: float,
+        *,
+        hit: bool | None = None,
+        shared: bool = False,
+    ) -> None:
+        """Note one stage of one item: the form in which processing tells of it."""
+        item = self.item(modality, index)
+        item.add(stage, seconds)
+        item.shared = item.shared or shared
+        if hit is not None:
+            item.hit = hit
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, durations in milliseconds."""
+        return {
+            "total_ms": _ms(time.perf_counter() - self.started),
+            "stages": {f"{name}_ms": _ms(value) for name, value in self.seconds.items()},
+            "items": [item.to_dict() for item in self.items],
+        }
+
+    def server_timing(self) -> str:
+        """Value of a `Server-Timing` header: request stages, then `image0-decode` and so on."""
+        entries = [f"{name};dur={_ms(value)}" for name, value in self.seconds.items()]
+        for item in self.items:
+            name = f"{item.modality}{item.index}"
+            if item.hit is not None:
+                entries.append(f'{name};desc="{"hit" if item.hit else "miss"}"')
+            entries += [f"{name}-{stage};dur={_ms(value)}" for stage, value in item.seconds.items()]
+        entries.append(f"total;dur={_ms(time.perf_counter() - self.started)}")
+        return ", ".join(entries)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)

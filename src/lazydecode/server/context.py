@@ -1,0 +1,74 @@
+"""The parts of one server, built and closed together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from lazydecode.config import Settings
+from lazydecode.engine.protocol import Engine
+from lazydecode.engine.wire import DTYPES
+from lazydecode.models.loading import ModelFrontend
+from lazydecode.renderers.base import BaseRenderer
+from lazydecode.server.metrics import Metrics
+from lazydecode.server.queueing import RequestQueue
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """Everything that a handler may need."""
+
+    settings: Settings
+    frontend: ModelFrontend
+    renderer: BaseRenderer
+    engine: Engine
+    generates: bool
+    """False: the server renders only."""
+    model_names: tuple[str, ...]
+    """The first is the one that answers state."""
+    metrics: Metrics
+    queue: RequestQueue
+    created: int
+    """Unix time at which the model was loaded."""
+    stated_dtype: torch.dtype
+    """In which a consumer elsewhere wants floating-point tensors."""
+    _watch: asyncio.Task[None] | None = field(default=None, init=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype in which the render route hands out floating-point tensors."""
+        info = self.engine.info
+        return DTYPES[info.dtype] if self.generates and info is not None else self.stated_dtype
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Longest prompt plus answer in tokens, if known."""
+        info = self.engine.info
+        return None if info is None else info.max_model_len
+
+    @property
+    def default_sampling(self) -> Mapping[str, float]:
+        """What the model recommends."""
+        info = self.engine.info
+        return {} if info is None else info.default_sampling
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the engine, and close everything at the end, whatever happened."""
+        try:
+            self.engine.on_restart(lambda: self.renderer.forget_engine(self.engine.clear_cache))
+            await self.engine.start()
+            watch = asyncio.create_task(self.metrics.watch_loop(), name="watch-loop")
+            try:
+                yield
+            finally:
+                watch.cancel()
+                await asyncio.wait((watch,))
+        finally:
+            # The renderer first: what it still runs may submit to the engine.
+            await self.renderer.close()
+            await self.engine.close()

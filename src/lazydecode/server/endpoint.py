@@ -1,0 +1,92 @@
+"""What every route has in common: key, admission, errors, metrics, one log line."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from lazydecode.server.context import ServerContext
+from lazydecode.server.error_mapping import ErrorAnswer, map_error
+from lazydecode.server.exchange import Exchange
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[ServerContext, Exchange], Awaitable[None]]
+CLIENT_LEFT = 499
+"""Status under which metrics count a request whose client went away; nobody receives it."""
+
+
+class Endpoint:
+    """One route as an ASGI application.
+
+    Args:
+        context: The server's parts.
+        route: Name in metrics and logs.
+        handler: Answers the exchange, or raises.
+        needs_key: Whether the API key is asked for.
+        limited: Whether the route counts against the queue limit.
+    """
+
+    def __init__(
+        self,
+        context: ServerContext,
+        route: str,
+        handler: Handler,
+        *,
+        needs_key: bool = True,
+        limited: bool = False,
+    ) -> None:
+        self._context = context
+        self._route = route
+        self._handler = handler
+        self._needs_key = needs_key
+        self._limited = limited
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; every exception becomes an answer or a counted disconnect."""
+        exchange = Exchange(scope, receive, send)
+        status = CLIENT_LEFT
+        try:
+            try:
+                if self._needs_key:
+                    exchange.check_key(self._context.settings.api_key)
+                if self._limited:
+                    with self._context.queue.enter():
+                        await self._handler(self._context, exchange)
+                else:
+                    await self._handler(self._context, exchange)
+            except ClientDisconnect:
+                raise
+            except Exception as exc:  # Whatever it is, the client gets an answer.
+                await _answer_error(exchange, exc)
+            status = exchange.status or 500
+        except (ClientDisconnect, OSError):
+            logger.debug("request %s: the client went away", exchange.request_id)
+        finally:
+            seconds = time.perf_counter() - exchange.started
+            self._context.metrics.observe_request(self._route, status, seconds)
+            if self._limited:
+                self._context.metrics.observe_timeline(exchange.timeline)
+                logger.info(
+                    "request %s %s %d %.1f ms", exchange.request_id, self._route, status,
+                    seconds * 1000,
+                )  # fmt: skip
+
+
+async def _answer_error(exchange: Exchange, exc: Exception) -> None:
+    error = map_error(exc, request_id=exchange.request_id)
+    if exchange.status is None:
+        await exchange.answer_json(error.status, error.body, headers=error.headers)
+        return
+    # Headers are out: only an event stream can still say what went wrong.
+    await exchange.end_events(error_event(error))
+
+
+def error_event(error: ErrorAnswer) -> bytes:
+    """A server-sent event that tells of an error in the middle of a stream."""
+    return b"data: " + msgspec.json.encode(error.body) + b"\n\n"

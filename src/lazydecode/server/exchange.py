@@ -1,0 +1,157 @@
+"""One HTTP request and its answer: ids, reading, answering, and noticing that the client left."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import aclosing
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from lazydecode.errors import AuthenticationError
+from lazydecode.renderers.timeline import Timeline
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_WRITE_BYTES: Final = 256 * 1024
+"""Large answers are written in slices, so that other connections get their turn between."""
+
+
+class Exchange:
+    """One request with its answer, for handlers; at most one answer is begun."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self._send = send
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.request_id = self._choose_id()
+        self.timeline = Timeline()
+        self.started = time.perf_counter()
+        self.status: int | None = None
+        """Status of the answer, once it has begun."""
+
+    def _choose_id(self) -> str:
+        """Take the client's id if it is a plain word; it ends up in logs and headers."""
+        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
+        return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+
+    def header(self, name: str) -> str | None:
+        """Value of a request header."""
+        value = self.headers.get(name.encode())
+        return None if value is None else value.decode("latin-1")
+
+    def check_key(self, api_key: str | None) -> None:
+        """Let the request through if it bears the key; the comparison takes constant time.
+
+        Raises:
+            AuthenticationError: If it does not.
+        """
+        if api_key is None:
+            return
+        scheme, _, given = (self.header("authorization") or "").partition(" ")
+        if scheme.lower() != "bearer" or not hmac.compare_digest(
+            hashlib.sha256(given.strip().encode()).digest(),
+            hashlib.sha256(api_key.encode()).digest(),
+        ):
+            raise AuthenticationError("a valid API key is needed: send 'Authorization: Bearer KEY'")
+
+    async def run_while_connected(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`; if the client goes away first, cancel it and wait until it has ended.
+
+        The body must have been read: what comes after it is only the disconnect.
+
+        Raises:
+            ClientDisconnect: If the client went away.
+        """
+        task = asyncio.create_task(work, name=f"request-{self.request_id}")
+        watch = asyncio.create_task(self._wait_for_disconnect(), name=f"watch-{self.request_id}")
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait((task,))
+                if task.cancelled() or isinstance(task.exception(), OSError):
+                    raise ClientDisconnect
+            task.result()
+        except asyncio.CancelledError:
+            # The server shuts down: the work ends first, then the cancellation is delivered.
+            task.cancel()
+            await asyncio.wait((task,))
+            raise
+        finally:
+            watch.cancel()
+            await asyncio.wait((watch,))
+
+    async def _wait_for_disconnect(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    async def answer(
+        self,
+        status: int,
+        body: bytes | Iterable[bytes | memoryview],
+        *,
+        content_type: str = "application/json",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a whole answer; the pieces of `body` are sent as they are, not joined."""
+        pieces = [body] if isinstance(body, bytes) else list(body)
+        length = sum(len(piece) for piece in pieces)
+        await self._start(status, content_type, {"content-length": str(length), **(headers or {})})
+        for piece in pieces:
+            view = memoryview(piece)
+            for begin in range(0, len(view), _WRITE_BYTES):
+                await self._write(bytes(view[begin : begin + _WRITE_BYTES]), more=True)
+        await self._write(b"", more=False)
+
+    async def answer_json(
+        self, status: int, value: Any, *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send a small JSON answer."""
+        await self.answer(status, msgspec.json.encode(value), headers=headers)
+
+    async def answer_events(
+        self, events: AsyncGenerator[bytes], headers: Callable[[], Mapping[str, str]]
+    ) -> None:
+        """Send server-sent events; status and headers go out with the first one."""
+        async with aclosing(events):
+            async for event in events:
+                if self.status is None:
+                    fields = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+                    await self._start(
+                        200, "text/event-stream; charset=utf-8", {**fields, **headers()}
+                    )
+                await self._write(event, more=True)
+        await self._write(b"", more=False)
+
+    async def end_events(self, event: bytes) -> None:
+        """Send a last event and end a stream that has begun."""
+        await self._write(event, more=True)
+        await self._write(b"", more=False)
+
+    async def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        if self.status is not None:
+            raise RuntimeError("the answer has already begun")
+        self.status = status
+        fields = {"content-type": content_type, "x-request-id": self.request_id, **headers}
+        await self._send(
+            {
+                "type": "http.response.start",
+                "status": status,
+                "headers": [
+                    (name.lower().encode("latin-1"), value.encode("latin-1"))
+                    for name, value in fields.items()
+                ],
+            }
+        )
+
+    async def _write(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -1,0 +1,114 @@
+"""From a model's name and settings to the parts of a server."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+
+import torch
+
+from lazydecode.cache import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
+from lazydecode.config import Settings
+from lazydecode.engine.factory import create_engine
+from lazydecode.engine.wire import DTYPES
+from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
+from lazydecode.media.download_cache import DownloadCache
+from lazydecode.media.executor import MediaExecutor
+from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.renderers.base import BaseRenderer
+from lazydecode.server.context import ServerContext
+from lazydecode.server.metrics import Metrics
+from lazydecode.server.queueing import RequestQueue
+
+
+def load_context(model: str, settings: Settings) -> ServerContext:
+    """Load what the front end needs of `model`; the engine is made, and not started yet.
+
+    Blocks for seconds. Nothing runs afterwards: no thread, process or connection.
+
+    Raises:
+        LazyDecodeError: If the model cannot be served; says why.
+    """
+    return build_context(load_model_frontend(model, settings), settings)
+
+
+def build_context(frontend: ModelFrontend, settings: Settings) -> ServerContext:
+    """Put the parts of a server together around a loaded front end."""
+    executor = MediaExecutor(settings.media_loading_thread_count)
+    cache_limits = settings.download_cache_limits
+    connector = MEDIA_CONNECTOR_REGISTRY.load(
+        settings.media_connector,
+        policy=settings.fetch_policy,
+        limits=settings.fetch_limits,
+        download_cache=None if cache_limits.folder is None else DownloadCache(cache_limits),
+        executor=executor,
+    )
+    generates = settings.engine != "none"
+    renderer = BaseRenderer(
+        frontend, connector, settings, executor=executor, mirrors_engine=generates
+    )
+    context = ServerContext(
+        settings=settings,
+        frontend=frontend,
+        renderer=renderer,
+        engine=create_engine(frontend.model_id, settings, pixel_plan=frontend.pixel_plan),
+        generates=generates,
+        model_names=settings.served_model_name or (frontend.model_id,),
+        metrics=Metrics(),
+        queue=RequestQueue(
+            max_running=settings.max_batch_size, max_waiting=settings.max_waiting_requests
+        ),
+        created=int(time.time()),
+        stated_dtype=consumer_dtype(frontend.config, settings.dtype),
+    )
+    add_gauges(context)
+    return context
+
+
+def consumer_dtype(config: object, setting: str) -> torch.dtype:
+    """Return the dtype in which an engine elsewhere will want floating-point tensors.
+
+    With `auto` it is what the model states; engines run models that state float32, or nothing,
+    in float16.
+    """
+    if setting != "auto":
+        return DTYPES[setting]
+    stated = getattr(config, "dtype", None)
+    if isinstance(stated, str):
+        stated = DTYPES.get(stated)
+    if not isinstance(stated, torch.dtype) or stated == torch.float32:
+        return torch.float16
+    return stated
+
+
+def add_gauges(context: ServerContext) -> None:
+    """Let the metrics show what is held and what waits."""
+    metrics, renderer = context.metrics, context.renderer
+    for kind, budget in (
+        ("encoded", renderer.encoded_budget),
+        ("decoded", renderer.decoded_budget),
+    ):
+        for name, help_text, attribute in (
+            ("budget_held_bytes", "Bytes of media held", "held_bytes"),
+            ("budget_capacity_bytes", "Bytes of media that may be held", "capacity"),
+            ("budget_waiting", "Requests that wait for memory", "num_waiting"),
+        ):
+            metrics.gauge(name, help_text, partial(getattr, budget, attribute), kind=kind)
+    for name, cache in (("sender", renderer.sender_cache), ("render", renderer.render_cache)):
+        if cache is not None:
+            _add_cache_gauges(metrics, name, cache)
+    metrics.gauge("requests_inside", "Requests that run or wait", lambda: context.queue.num_inside)
+    metrics.gauge("engine_up", "Whether the engine answers", lambda: context.engine.is_alive)
+
+
+def _add_cache_gauges(
+    metrics: Metrics,
+    name: str,
+    cache: MultiModalProcessorOnlyCache | MultiModalProcessorSenderCache,
+) -> None:
+    metrics.gauge("cache_entries", "Items known", lambda: len(cache), cache=name)
+    metrics.gauge("cache_bytes", "Bytes of their tensors", lambda: cache.used_bytes, cache=name)
+    metrics.gauge(
+        "cache_hits", "Lookups that found the item", lambda: cache.make_stats().hits, cache=name
+    )
+    metrics.gauge("cache_queries", "Lookups", lambda: cache.make_stats().total, cache=name)

@@ -1,0 +1,80 @@
+"""What the render route and `lazydecode render` have in common: a request's JSON answer."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+
+from lazydecode.renderers.chat import Conversation
+from lazydecode.renderers.timeline import Timeline
+from lazydecode.server.body import parse_body
+from lazydecode.server.context import ServerContext
+from lazydecode.server.features import build_answer
+from lazydecode.server.protocol import ChatCompletionRequest
+from lazydecode.server.requests import check_against_settings, render_request
+from lazydecode.server.sampling import build_sampling
+
+
+async def render_answer(
+    context: ServerContext,
+    request: ChatCompletionRequest,
+    conversation: Conversation,
+    *,
+    timeline: Timeline,
+    shows_timeline: bool = False,
+) -> list[bytes]:
+    """Render a request and return the JSON of the answer, in pieces.
+
+    Raises:
+        LazyDecodeError: If it cannot be rendered.
+    """
+    with_payload = request.mm_payload != "none"
+    sampling = build_sampling(request, context.default_sampling)
+    renderer = context.renderer
+    request_id = f"chatcmpl-{uuid.uuid4().hex}"
+    async with renderer.open(
+        render_request(request, conversation, request_id), timeline=timeline
+    ) as rendered:
+        prompt = await rendered.render(with_payload=with_payload)
+    context.metrics.prompt_tokens.inc(len(prompt["prompt_token_ids"]))
+    fields = {
+        "request_id": request_id,
+        "model": request.model or context.model_names[0],
+        "stream": bool(request.stream),
+        "priority": 0,
+        "cache_salt": request.cache_salt,
+    }
+    # Base64 and JSON of tensors take milliseconds per MB: not on the event loop.
+    return await asyncio.get_running_loop().run_in_executor(
+        renderer.executor.quick,
+        lambda: build_answer(
+            prompt,
+            fields,
+            sampling,
+            with_payload=with_payload,
+            dtype=context.dtype,
+            timeline=timeline if shows_timeline else None,
+        ),
+    )
+
+
+async def render_offline(
+    context: ServerContext, body: bytes, *, payload: str | None = None
+) -> list[bytes]:
+    """Do for a body what the route does; `payload` replaces its `mm_payload`.
+
+    Raises:
+        LazyDecodeError: If it is malformed or cannot be rendered.
+    """
+    request, conversation = parse_body(body)
+    check_against_settings(context, request)
+    if payload is not None:
+        request.mm_payload = "none" if payload == "none" else "tensors"
+    timeline = Timeline()
+    return await render_answer(
+        context,
+        request,
+        conversation,
+        timeline=timeline,
+        shows_timeline=bool(request.timeline),
+    )

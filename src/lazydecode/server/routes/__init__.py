@@ -1,0 +1,1 @@
+"""One module per group of routes: handlers that take the context and the exchange."""

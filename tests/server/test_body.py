@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.types import Message
+
+from lazydecode.errors import InvalidRequestError, RequestTooLargeError
+from lazydecode.server.body import read_body, read_chat_request
+
+
+class Client:
+    """Plays the other end: hands out chunks, and counts how many were taken."""
+
+    def __init__(self, chunks: Iterable[bytes], *, length: int | None = None) -> None:
+        self._chunks = list(chunks)
+        self.num_taken = 0
+        headers = [] if length is None else [(b"content-length", str(length).encode())]
+        self.scope: dict[str, Any] = {"type": "http", "headers": headers}
+
+    async def receive(self) -> Message:
+        if self.num_taken == len(self._chunks):
+            return {"type": "http.disconnect"}
+        chunk = self._chunks[self.num_taken]
+        self.num_taken += 1
+        more = self.num_taken < len(self._chunks)
+        return {"type": "http.request", "body": chunk, "more_body": more}
+
+
+@pytest.mark.parametrize("length", [None, 11, 3, 500])
+async def test_chunks_become_one_buffer_whatever_length_was_stated(length: int | None) -> None:
+    client = Client([b"hello ", b"", b"world"], length=length)
+    assert await read_body(client.scope, client.receive, max_bytes=1000) == b"hello world"
+
+
+async def test_an_announced_size_over_the_limit_is_refused_before_reading() -> None:
+    client = Client([b"x"], length=1001)
+    with pytest.raises(RequestTooLargeError) as caught:
+        await read_body(client.scope, client.receive, max_bytes=1000)
+    assert caught.value.status == 413
+    assert client.num_taken == 0
+
+
+async def test_an_unannounced_size_over_the_limit_stops_the_reading() -> None:
+    client = Client([b"x" * 600] * 10)
+    with pytest.raises(RequestTooLargeError):
+        await read_body(client.scope, client.receive, max_bytes=1000)
+    assert client.num_taken == 2
+
+
+async def test_a_client_that_leaves_in_the_body_is_noticed() -> None:
+    client = Client([])
+    with pytest.raises(ClientDisconnect):
+        await read_body(client.scope, client.receive, max_bytes=1000)
+
+
+async def test_small_and_large_bodies_parse_alike() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        for size in (10, 200_000):
+            body = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
+            client = Client([body[:7], body[7:]])
+            request, conversation = await read_chat_request(
+                client.scope, client.receive, max_bytes=10**6, executor=executor
+            )
+            assert conversation.messages == [{"role": "user", "content": "x" * size}]
+            assert request.messages == []
+
+
+async def test_an_empty_body_says_what_is_expected() -> None:
+    client = Client([b""])
+    with ThreadPoolExecutor(1) as executor, pytest.raises(InvalidRequestError, match="empty"):
+        await read_chat_request(client.scope, client.receive, max_bytes=10, executor=executor)
