@@ -17,7 +17,8 @@ class FetchPolicy:
     """Which URLs may be fetched at all."""
 
     allowed_domains: tuple[str, ...] = ()
-    """Exact host names that http(s) URLs may name, at every hop. Empty: all public hosts."""
+    """Exact host names, or host:port pairs, that http(s) URLs may name, at every hop. Empty: all
+    public hosts."""
     allowed_private_networks: tuple[str, ...] = ()
     """CIDR blocks or host:port pairs that are reachable although they are not public."""
     allowed_local_media_path: Path | None = None
@@ -37,9 +38,10 @@ class FetchLimits:
     video_timeout_s: float = 30.0
     audio_timeout_s: float = 10.0
     idle_timeout_s: float = 5.0
-    """Longest pause between two chunks."""
+    """Longest wait for an answer, and between two chunks; for a connection at most half the
+    fetch's time-out, so that there is time for a second attempt."""
     max_retries: int = 3
-    """Attempts in all for what can pass; each attempt's time-out is four times the last."""
+    """Attempts in all for what can pass; a fetch's time-out covers them and their pauses."""
 
 
 @dataclass(frozen=True, slots=True)

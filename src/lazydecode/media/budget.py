@@ -41,6 +41,20 @@ class Reservation:
         if self._state == "held":
             self._budget._give_back(freed)
 
+    def grow(self, nbytes: int) -> None:
+        """Hold `nbytes` from now on, without waiting: who holds memory must not wait for more,
+        or two of them could wait for each other.
+
+        Raises:
+            ValueError: If that is less than is held.
+            OverloadedError: If it is not free. What was held stays held.
+        """
+        if nbytes < self._nbytes:
+            raise ValueError(f"cannot grow {self._nbytes} bytes to {nbytes}")
+        if self._state == "held":
+            self._budget._take_at_once(nbytes - self._nbytes)
+        self._nbytes = nbytes
+
     async def __aenter__(self) -> Reservation:
         if self._state != "new":
             raise RuntimeError("a reservation can be entered once")
@@ -140,6 +154,14 @@ class ByteBudget:
                     retry_after_s=_RETRY_AFTER_S,
                 ) from None
             raise
+
+    def _take_at_once(self, nbytes: int) -> None:
+        # Ahead of those who wait: the sooner this one finishes, the sooner they are served.
+        if self._held_bytes + nbytes > self.capacity:
+            raise OverloadedError(
+                "the server's memory for media is in use", retry_after_s=_RETRY_AFTER_S
+            )
+        self._held_bytes += nbytes
 
     def _give_back(self, nbytes: int) -> None:
         self._held_bytes -= nbytes

@@ -7,7 +7,6 @@ loop in a thread of the connector's own.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,15 +20,18 @@ from lazydecode.errors import BlockedURLError, LazyDecodeError, MediaTooLargeErr
 from lazydecode.limits import FetchLimits, FetchPolicy
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
+from lazydecode.media.budget import ByteBudget
 from lazydecode.media.data_urls import (
     DataURL,
     decode_data_url,
     measure,
     normalize_text,
     parse_data_url,
+    upper_bound,
 )
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
+from lazydecode.media.fetch_trace import FetchTrace, current_trace, trace_fetch
 from lazydecode.media.http import HttpBody, HttpConnection, decode_content
 from lazydecode.media.jpeg_sequence import is_jpeg_sequence
 from lazydecode.media.local_files import LocalFiles
@@ -44,6 +46,16 @@ from lazydecode.media.urls import (
     parse_url,
     redact_url,
 )
+
+__all__ = [
+    "MEDIA_CONNECTOR_REGISTRY",
+    "FetchTrace",
+    "MediaConnector",
+    "MediaConnectorRegistry",
+    "MediaPayload",
+    "MediaURL",
+    "trace_fetch",
+]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -65,37 +77,6 @@ class MediaPayload:
         return f"<MediaPayload, {len(self.data)} bytes>"
 
 
-@dataclass(slots=True)
-class FetchTrace:
-    """What one fetch did and how long it took; filled while `trace_fetch` is open."""
-
-    source: Literal["", "data", "file", "http", "disk"] = ""
-    is_shared: bool = False
-    """Whether the download of a concurrent fetch was joined."""
-    num_bytes: int = 0
-    num_attempts: int = 0
-    fetch_s: float = 0.0
-    """Until the encoded bytes were there; includes base64 and reading a file."""
-    digest_s: float = 0.0
-    """Building the refs, and the digest unless the bytes came by http."""
-
-
-_trace: contextvars.ContextVar[FetchTrace | None] = contextvars.ContextVar(
-    "lazydecode_fetch_trace", default=None
-)
-
-
-@contextmanager
-def trace_fetch() -> Iterator[FetchTrace]:
-    """Record the fetch that is awaited inside the block."""
-    trace = FetchTrace()
-    token = _trace.set(trace)
-    try:
-        yield trace
-    finally:
-        _trace.reset(token)
-
-
 class MediaConnector:
     """Fetches media by `http:`, `https:`, `data:` and `file:` URL and returns refs.
 
@@ -109,6 +90,8 @@ class MediaConnector:
         limits: How much and how long.
         download_cache: Keeps http(s) payloads on disk. None: not kept.
         executor: Media threads. None: the process-wide ones.
+        budget: Bounds the bytes of all downloads that are under way together. The connector is
+            then to be used on one loop.
         allowed_local_media_path: Overrides the policy's field of that name.
         allowed_media_domains: Overrides the policy's `allowed_domains`.
 
@@ -124,6 +107,7 @@ class MediaConnector:
         limits: FetchLimits | None = None,
         download_cache: DownloadCache | None = None,
         executor: MediaExecutor | None = None,
+        budget: ByteBudget | None = None,
         allowed_local_media_path: str | Path = "",
         allowed_media_domains: Sequence[str] | None = None,
     ) -> None:
@@ -143,6 +127,7 @@ class MediaConnector:
         # What one policy allowed to be downloaded is not another one's to read.
         self._cache_scope = hashlib.sha256(repr(policy).encode()).hexdigest()[:16]
         self._executor = executor
+        self._budget = budget
         self._flights: dict[asyncio.AbstractEventLoop, SingleFlight[Any, MediaPayload]] = {}
         self._portal = Portal(on_stop=self._close_loop)
         self._is_closed = False
@@ -236,12 +221,30 @@ class MediaConnector:
         return self._portal.call(self.load_from_url_async, url, media_io, timeout_s=timeout_s)
 
     async def load_base64_async(
-        self, media_type: str, data: bytes | memoryview, media_io: MediaIO[_T]
+        self, media_type: str, data: MediaURL, media_io: MediaIO[_T]
     ) -> MediaRef[_T]:
-        """Return a ref over bare base64, as if it stood in a `data:` URL of that media type."""
-        parsed = DataURL(media_type, True, memoryview(data))
-        (ref,) = await self._run(self._refs_from_parsed, parsed, (media_io,), _trace.get())
+        """Return a ref over base64 text that came without a URL, by the rules of data URLs.
+
+        Args:
+            media_type: What the payload is said to be, for example `audio/wav`.
+            data: The text; as bytes or a view it saves a copy.
+            media_io: The decoder.
+
+        Raises:
+            InvalidRequestError: If the text is not ASCII or the decoder refuses its size.
+            UnprocessableMediaError: If it is not base64, empty, or too large.
+        """
+        if isinstance(data, str):
+            if not data.isascii():
+                raise BlockedURLError("The base64 data contains characters beyond ASCII.")
+            data = data.encode("ascii")
+        url = DataURL(media_type.lower(), True, memoryview(data))
+        (ref,) = await self._run(self._refs_from_data, url, (media_io,), current_trace())
         return ref
+
+    def load_base64(self, media_type: str, data: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
+        """Blocking form of `load_base64_async`."""
+        return self._portal.call(self.load_base64_async, media_type, data, media_io)
 
     async def fetch_payload_async(
         self, url: str, *, max_bytes: int, timeout_s: float
@@ -261,7 +264,7 @@ class MediaConnector:
         payload, is_shared = await flights.run(
             key, lambda: self._download(parsed, max_bytes, timeout_s)
         )
-        if is_shared and (trace := _trace.get()):
+        if is_shared and (trace := current_trace()):
             trace.source, trace.is_shared = "http", True
         return payload
 
@@ -277,9 +280,10 @@ class MediaConnector:
 
     def shutdown(self) -> None:
         """Blocking form of `close`, for a connector that was used in blocking form."""
-        if not self._is_closed:
-            self._portal.call(self._mark_closed)
+        self._is_closed = True
         self._portal.close()
+        if self._owns_connection:
+            self._connection.stop()
 
     async def __aenter__(self) -> Self:
         return self
@@ -302,11 +306,6 @@ class MediaConnector:
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown()
-
-    async def _mark_closed(self) -> None:
-        self._is_closed = True
-        if self._owns_connection:
-            await self._connection.close()
 
     async def _close_loop(self) -> None:
         """End what this connector does on the running loop."""
@@ -334,17 +333,17 @@ class MediaConnector:
     ) -> list[MediaRef[Any]]:
         timeout_s = self.limits.video_timeout_s if timeout_s is None else timeout_s
         if is_data_url(url):
-            return await self._run(self._refs_from_data, url, media_ios, _trace.get())
+            return await self._run(self._refs_from_data, url, media_ios, current_trace())
         text = as_text(url)
         if text[:5].lower() == "file:":
-            return await self._run(self._refs_from_file, text, media_ios, _trace.get())
+            return await self._run(self._refs_from_file, text, media_ios, current_trace())
         start = time.perf_counter()
         payload = await self.fetch_payload_async(
             text, max_bytes=self._strictest_max_bytes(media_ios), timeout_s=timeout_s
         )
         fetched = time.perf_counter()
         refs = await self._run(_build_refs, payload, media_ios)
-        if trace := _trace.get():
+        if trace := current_trace():
             trace.num_bytes = len(payload.data)
             trace.fetch_s = fetched - start
             trace.digest_s = time.perf_counter() - fetched
@@ -367,15 +366,17 @@ class MediaConnector:
             raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
 
     def _refs_from_data(
-        self, url: MediaURL, media_ios: Sequence[MediaIO[Any]], trace: FetchTrace | None
-    ) -> list[MediaRef[Any]]:
-        return self._refs_from_parsed(parse_data_url(url), media_ios, trace)
-
-    def _refs_from_parsed(
-        self, parsed: DataURL, media_ios: Sequence[MediaIO[Any]], trace: FetchTrace | None
+        self,
+        url: MediaURL | DataURL,
+        media_ios: Sequence[MediaIO[Any]],
+        trace: FetchTrace | None,
     ) -> list[MediaRef[Any]]:
         start = time.perf_counter()
-        self._check_size(measure(parsed), media_ios)
+        parsed = url if isinstance(url, DataURL) else parse_data_url(url)
+        try:
+            self._check_size(upper_bound(parsed), media_ios)
+        except LazyDecodeError:  # Unless white space and escapes make up the difference.
+            self._check_size(measure(parsed), media_ios)
         if parsed.is_base64 and is_jpeg_sequence(parsed.media_type):
             # A list with commas, which the decoder takes apart itself.
             text = normalize_text(parsed).decode("ascii")
@@ -398,7 +399,7 @@ class MediaConnector:
 
     async def _download(self, url: HttpURL, max_bytes: int, timeout_s: float) -> MediaPayload:
         """What one flight does: look on disk, else download, digest and keep."""
-        trace = _trace.get()
+        trace = current_trace()
         if self._download_cache is not None:
             found = await self._run(self._download_cache.get, self._cache_key(url), max_bytes)
             if found is not None:
@@ -406,7 +407,11 @@ class MediaConnector:
                     trace.source = "disk"
                 return MediaPayload(*found)
         body = await self._connection.fetch(
-            url, policy=self._url_policy, timeout_s=timeout_s, max_bytes=max_bytes
+            url,
+            policy=self._url_policy,
+            timeout_s=timeout_s,
+            max_bytes=max_bytes,
+            budget=self._budget,
         )
         if trace:
             trace.source, trace.num_attempts = "http", body.num_attempts

@@ -33,6 +33,7 @@ from lazydecode.errors import (
     UnprocessableMediaError,
 )
 from lazydecode.limits import FetchLimits
+from lazydecode.media.budget import ByteBudget, Reservation
 from lazydecode.media.resolver import GuardedResolver, Resolve, SystemResolver
 from lazydecode.media.urls import HttpURL, URLPolicy, resolve_redirect
 
@@ -47,6 +48,8 @@ _FIRST_PAUSE_S: Final = 0.2
 _MAX_CONNECTIONS: Final = 512
 _MAX_CONNECTIONS_PER_HOST: Final = 64
 _KEEPALIVE_S: Final = 15.0
+_FIRST_HOLD: Final = 1024 * 1024
+"""Bytes held of a budget for a body of unknown length, before it turns out to be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,13 @@ class HttpConnection:
         self._is_closed = False
 
     async def fetch(
-        self, url: HttpURL, *, policy: URLPolicy, timeout_s: float, max_bytes: int
+        self,
+        url: HttpURL,
+        *,
+        policy: URLPolicy,
+        timeout_s: float,
+        max_bytes: int,
+        budget: ByteBudget | None = None,
     ) -> HttpBody:
         """Return the body that `url` leads to.
 
@@ -112,6 +121,8 @@ class HttpConnection:
             policy: What every hop must pass.
             timeout_s: For everything: hops, attempts and pauses between them.
             max_bytes: Largest body, whatever `Content-Length` claims.
+            budget: Holds the bytes of the body while it arrives. The time spent waiting for it
+                counts.
 
         Raises:
             BlockedURLError: If the policy refuses a hop.
@@ -121,17 +132,23 @@ class HttpConnection:
             MediaTooLargeError: If the body is larger than `max_bytes`.
             FetchError: If the origin cannot be reached or fails, after all attempts.
             FetchTimeoutError: If it does not deliver in time.
+            OverloadedError: If the budget has no room.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        # A silent origin is given up early enough that a second attempt has as much time.
-        idle_s = min(self._limits.idle_timeout_s, timeout_s / 2)
+        idle_s = self._limits.idle_timeout_s
+        timeout = aiohttp.ClientTimeout(
+            total=None,
+            # A connection that does not come about is given up in time for a second attempt.
+            sock_connect=min(idle_s, timeout_s / 2),
+            sock_read=idle_s,
+        )
         attempt = 0
         while True:
             attempt += 1
             timer = asyncio.timeout_at(deadline)
             try:
                 async with timer:
-                    return await self._follow(url, policy, idle_s, max_bytes, attempt)
+                    return await self._follow(url, policy, timeout, max_bytes, attempt, budget)
             except _AttemptError as failed:
                 error, cause = failed.error, failed.__cause__
             except TimeoutError:
@@ -149,8 +166,12 @@ class HttpConnection:
 
     async def close(self) -> None:
         """Close the connections of the running loop, and take no more fetches on any."""
-        self._is_closed = True
+        self.stop()
         await self.close_loop()
+
+    def stop(self) -> None:
+        """Take no more fetches; connections are closed by `close_loop`, on each loop."""
+        self._is_closed = True
         if self._system_resolver is not None:
             self._system_resolver.close()
 
@@ -187,10 +208,15 @@ class HttpConnection:
         return session
 
     async def _follow(
-        self, first: HttpURL, policy: URLPolicy, idle_s: float, max_bytes: int, attempt: int
+        self,
+        first: HttpURL,
+        policy: URLPolicy,
+        timeout: aiohttp.ClientTimeout,
+        max_bytes: int,
+        attempt: int,
+        budget: ByteBudget | None,
     ) -> HttpBody:
         """One attempt: follow redirects from `first`, read the body."""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=idle_s, sock_read=idle_s)
         url = first
         limits = policy.policy
         for _ in range(limits.max_redirects + 1 if limits.allow_redirects else 1):
@@ -204,10 +230,10 @@ class HttpConnection:
                     headers=authorization,
                 ) as response:
                     if response.status not in _REDIRECTS:
-                        return await _read_body(response, max_bytes, attempt)
+                        return await _read_body(response, max_bytes, attempt, budget)
                     location = response.headers.get("Location", "")
             except (aiohttp.ClientError, OSError) as exc:
-                _raise_translated(exc, idle_s)
+                _raise_translated(exc)
             if not location:
                 raise UnprocessableMediaError("the origin redirected to nowhere")
             url = resolve_redirect(url, location)
@@ -218,20 +244,21 @@ class HttpConnection:
         )
 
 
-async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, attempt: int) -> HttpBody:
+async def _read_body(
+    response: aiohttp.ClientResponse, max_bytes: int, attempt: int, budget: ByteBudget | None
+) -> HttpBody:
     _check_status(response)
     encoding = response.headers.get("Content-Encoding", "").strip().lower().removeprefix("x-")
     if encoding not in ("", "identity", "gzip", "deflate"):
         raise UnprocessableMediaError("the origin sent the media in an unknown content encoding")
-    if (response.content_length or 0) > max_bytes:
+    stated = response.content_length
+    if (stated or 0) > max_bytes:
         raise _too_large(max_bytes)
-    # BytesIO hands its buffer over in `getvalue`: the body is never held twice.
-    body = io.BytesIO()
-    async for chunk in response.content.iter_any():
-        body.write(chunk)
-        if body.tell() > max_bytes:
-            raise _too_large(max_bytes)
-    data = body.getvalue()
+    if budget is None:
+        data = await _read_up_to(response.content, max_bytes, None)
+    else:
+        async with budget.reserve(stated or min(_FIRST_HOLD, max_bytes)) as reservation:
+            data = await _read_up_to(response.content, max_bytes, reservation)
     if not data:
         raise UnprocessableMediaError("the origin sent an empty body")
     return HttpBody(
@@ -240,6 +267,21 @@ async def _read_body(response: aiohttp.ClientResponse, max_bytes: int, attempt: 
         "no-store" not in response.headers.get("Cache-Control", "").lower(),
         attempt,
     )
+
+
+async def _read_up_to(
+    stream: aiohttp.StreamReader, max_bytes: int, reservation: Reservation | None
+) -> bytes:
+    # BytesIO hands its buffer over in `getvalue`: the body is never held twice.
+    body = io.BytesIO()
+    async for chunk in stream.iter_any():
+        size = body.tell() + len(chunk)
+        if size > max_bytes:
+            raise _too_large(max_bytes)
+        if reservation is not None and size > reservation.nbytes:
+            reservation.grow(min(max(size, 2 * reservation.nbytes), max_bytes))
+        body.write(chunk)
+    return body.getvalue()
 
 
 def _check_status(response: aiohttp.ClientResponse) -> None:
@@ -256,7 +298,7 @@ def _check_status(response: aiohttp.ClientResponse) -> None:
     raise UnprocessableMediaError(f"the origin answered with status {status} instead of 200")
 
 
-def _raise_translated(exc: aiohttp.ClientError | OSError, idle_s: float) -> NoReturn:
+def _raise_translated(exc: aiohttp.ClientError | OSError) -> NoReturn:
     """Raise our error for a failed exchange; the texts name neither addresses nor URLs."""
     cause: BaseException | None = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
     if isinstance(cause, socket.gaierror):
@@ -265,8 +307,9 @@ def _raise_translated(exc: aiohttp.ClientError | OSError, idle_s: float) -> NoRe
             raise _AttemptError(error) from exc
         raise error from exc
     if isinstance(exc, aiohttp.ServerTimeoutError):
-        timed_out = FetchTimeoutError(f"the origin sent nothing for {idle_s:g} s")
-        raise _AttemptError(timed_out) from exc
+        is_connect = isinstance(exc, aiohttp.ConnectionTimeoutError)
+        what = "accept a connection" if is_connect else "send anything"
+        raise _AttemptError(FetchTimeoutError(f"the origin did not {what} in time")) from exc
     if isinstance(exc, aiohttp.ClientSSLError):
         raise FetchError("the origin's TLS certificate or protocol was not accepted") from exc
     if isinstance(exc, aiohttp.ClientPayloadError):
