@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from lazydecode.models.item import ItemProcessor
-from lazydecode.models.probing import FamilyFacts, probe_item
-from lazydecode.models.processor_call import ProcessorCall
+from lazydecode.models.probing import FamilyFacts, Probes
 
 
 def embed_tokens(
-    call: ProcessorCall, config: Any, facts: FamilyFacts, items: ItemProcessor
+    probes: Probes, config: Any, facts: FamilyFacts, items: ItemProcessor
 ) -> dict[str, frozenset[int]]:
     """Return modality -> ids of the tokens that the model replaces by its embeddings.
 
@@ -20,17 +19,14 @@ def embed_tokens(
     otherwise the control token that the text has most of.
     """
     return {
-        modality: frozenset(_of_modality(call, config, items, modality))
+        modality: frozenset(_of_modality(probes, config, items, modality))
         for modality in facts.modalities
     }
 
 
-def _of_modality(
-    call: ProcessorCall, config: Any, items: ItemProcessor, modality: str
-) -> Iterator[int]:
-    item = probe_item(modality, 0, rate=call.sampling_rate)
-    text = items.process(modality, item).text
-    tokenizer = call.tokenizer
+def _of_modality(probes: Probes, config: Any, items: ItemProcessor, modality: str) -> Iterator[int]:
+    text = items.text_of(modality, probes.item(modality, 0), probes.output(modality, 0))
+    tokenizer = probes.call.tokenizer
     ids = (
         list(text.token_ids)
         if text.token_ids is not None
@@ -42,11 +38,11 @@ def _of_modality(
     if not counts:
         return
     most, number = counts.most_common(1)[0]
-    named = {i for i in _named(config, modality) if counts[i] * 2 >= number}
+    named = {i for i in named_ids(config, modality) if counts[i] * 2 >= number}
     yield from named or {most}
 
 
-def _named(config: Any, modality: str) -> Iterator[int]:
+def named_ids(config: Any, modality: str) -> Iterator[int]:
     """Yield the ids that a configuration names for a modality, and for images in videos."""
     for kind in (modality, "image") if modality == "video" else (modality,):
         for name in (f"{kind}_token_id", f"{kind}_token_index"):

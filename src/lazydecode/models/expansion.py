@@ -58,6 +58,7 @@ class PromptExpander:
         placeholders: Modality -> the text that stands for one item before expansion.
         embed_ids: Modality -> ids of tokens that take an embedding.
         edits_layout: Whether the class changes the text before it looks for placeholders.
+        uses_class_search: Whether placeholders are found by the class's own method.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class PromptExpander:
         placeholders: Mapping[str, str],
         embed_ids: Mapping[str, frozenset[int]],
         edits_layout: bool = False,
+        uses_class_search: bool = True,
     ) -> None:
         self.processor = processor
         self.tokenizer = tokenizer
         self.placeholders = dict(placeholders)
         self.embed_ids = dict(embed_ids)
         self.edits_layout = edits_layout
+        self.uses_class_search = uses_class_search
 
     def expand(
         self,
@@ -199,8 +202,8 @@ class PromptExpander:
             m: [f"{_SLOT_START}{m}:{i}{_SLOT_END}" for i in range(len(group))]
             for m, group in items.items()
         }
-        find = getattr(self.processor, "get_text_with_replacements", None)
-        if find is not None and getattr(self.processor, "all_special_multimodal_tokens", None):
+        if self.uses_class_search:
+            find = self.processor.get_text_with_replacements
             try:
                 found, _ = find(
                     [text], slots.get("image", []), slots.get("video", []), slots.get("audio", [])

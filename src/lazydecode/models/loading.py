@@ -12,7 +12,7 @@ from typing import Any
 
 from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError
-from lazydecode.models.embeds import embed_tokens
+from lazydecode.models.embeds import embed_tokens, named_ids
 from lazydecode.models.expansion import PromptExpander
 from lazydecode.models.family import Family, Proof
 from lazydecode.models.fingerprint import describe_processor, fingerprint
@@ -21,7 +21,7 @@ from lazydecode.models.item import ItemProcessor
 from lazydecode.models.marks import TextMarker
 from lazydecode.models.options import ProcessorOptions
 from lazydecode.models.pixels import PixelPlan, merge_plans, plan_pixels
-from lazydecode.models.probing import FamilyFacts, probe_family
+from lazydecode.models.probing import FamilyFacts, ModalityFacts, Probes, probe_family
 from lazydecode.models.processor_call import ProcessorCall, processor_modalities
 from lazydecode.models.proving import Prover
 from lazydecode.models.registry import FamilyRecord, ModelLoadError, record_for
@@ -218,7 +218,8 @@ def _load_multimodal(
     description = describe_processor(
         processor, options=options.defaults, texts=texts, raw_pixels=settings.raw_pixels
     )
-    mark = fingerprint({**description, "template": chat.template})
+    named = {m: sorted(named_ids(config, m)) for m in MODALITIES}
+    mark = fingerprint({**description, "template": chat.template, "embeds": named})
     found = _find_out(mark, call, chat, record, config, settings.raw_pixels)
     if found.proof.mode == "unproven":
         logger.error("%s: media are refused: %s", model, found.proof.difference)
@@ -279,11 +280,11 @@ def _find_out(
     if known is not None:
         return known
     start = time.perf_counter()
-    facts = probe_family(call, chat, record)
+    probes = Probes(call, chat, record)
+    facts = probe_family(probes)
     items = _item_processor(call, facts, record)
-    embed_ids = embed_tokens(call, config, facts, items)
-    expander = _expander(call, facts, embed_ids)
-    proof = Prover(call, chat, record, facts, items, expander).prove()
+    embed_ids = embed_tokens(probes, config, facts, items)
+    proof = Prover(probes, facts, items, _expander(call, facts, embed_ids)).prove()
     plans = {m: plan_pixels(items, m) for m in facts.modalities} if raw_pixels else {}
     found = Findings(facts, proof, plans, embed_ids, time.perf_counter() - start)
     with _findings_lock:
@@ -310,16 +311,29 @@ def _expander(
         call.tokenizer,
         placeholders={m: f.placeholder for m, f in facts.modalities.items()},
         embed_ids=embed_ids,
-        edits_layout=_edits_layout(call.processor),
+        uses_class_search=any(f.reports_offsets for f in facts.modalities.values()),
+        edits_layout=_edits_layout(call.processor, next(iter(facts.modalities.values()), None)),
     )
 
 
-def _edits_layout(processor: Any) -> bool:
+def _edits_layout(processor: Any, known: ModalityFacts | None) -> bool:
     """Whether the class changes a text before it looks for placeholders in it."""
+    from PIL import Image
     from transformers import ProcessorMixin
 
     own = getattr(type(processor), "prepare_inputs_layout", None)
-    return own is not None and own is not getattr(ProcessorMixin, "prepare_inputs_layout", None)
+    if known is None or own is None:
+        return False
+    if own is getattr(ProcessorMixin, "prepare_inputs_layout", None):
+        return False
+    try:
+        prepared = processor.prepare_inputs_layout(
+            images=[Image.new("RGB", (32, 32))], text=[known.text]
+        )
+    except Exception:
+        # It wants more than the text, so it does something else; the proof has the last word.
+        return False
+    return list(prepared[1]) != [known.text]
 
 
 def _item_text(chat: ChatTemplate, record: FamilyRecord, modality: str) -> str:

@@ -13,7 +13,12 @@ from PIL import Image
 from lazydecode.errors import InvalidRequestError
 from lazydecode.models.field_inference import FieldInferenceError, FieldRules, infer_rules
 from lazydecode.models.item import ItemProcessor, refusal
-from lazydecode.models.processor_call import Media, ProcessorCall, processor_modalities
+from lazydecode.models.processor_call import (
+    Media,
+    ProcessorCall,
+    ProcessorOutput,
+    processor_modalities,
+)
 from lazydecode.models.registry import FamilyRecord, ModelLoadError
 from lazydecode.models.template import MODALITIES, ChatTemplate
 
@@ -78,13 +83,51 @@ def probe_video(noise: np.random.Generator, frames: int, width: int, height: int
     return pixels, metadata
 
 
-def probe_family(call: ProcessorCall, template: ChatTemplate, record: FamilyRecord) -> FamilyFacts:
+class Probes:
+    """The probes of a family and the processor's outputs for them, each run once.
+
+    Args:
+        call: The processor.
+        template: The model's chat template.
+        record: How the family differs from the generic way.
+    """
+
+    def __init__(self, call: ProcessorCall, template: ChatTemplate, record: FamilyRecord) -> None:
+        self.call = call
+        self.template = template
+        self.record = record
+        self._outputs: dict[tuple[str, int], ProcessorOutput] = {}
+
+    def text(self, modality: str) -> str:
+        """Return the prompt of one item alone."""
+        return self.record.item_text.get(modality) or self.template.render_items([modality])
+
+    def item(self, modality: str, number: int) -> Any:
+        """Return a decoded probe."""
+        return probe_item(modality, number, rate=self.call.sampling_rate)
+
+    def output(self, modality: str, number: int) -> ProcessorOutput:
+        """Return what the processor says to a probe.
+
+        Raises:
+            InvalidRequestError: If it refuses it.
+        """
+        key = (modality, number)
+        if key not in self._outputs:
+            processor = ItemProcessor(
+                self.call, texts={modality: self.text(modality)}, placeholders={}, rules={}
+            )
+            self._outputs[key] = processor.run(modality, self.item(modality, number))
+        return self._outputs[key]
+
+
+def probe_family(probes: Probes) -> FamilyFacts:
     """Run the processor on one and two items of each modality; return what that showed."""
     facts: dict[str, ModalityFacts] = {}
     refused: dict[str, str] = {}
-    for modality in processor_modalities(call.processor):
+    for modality in processor_modalities(probes.call.processor):
         try:
-            facts[modality] = _probe_modality(call, template, record, modality)
+            facts[modality] = _probe_modality(probes, modality)
         except (FieldInferenceError, InvalidRequestError, ModelLoadError) as exc:
             refused[modality] = str(exc)
             logger.warning("%s input is off: %s", modality, exc)
@@ -92,62 +135,43 @@ def probe_family(call: ProcessorCall, template: ChatTemplate, record: FamilyReco
     return FamilyFacts(ordered, refused)
 
 
-def _probe_modality(
-    call: ProcessorCall, template: ChatTemplate, record: FamilyRecord, modality: str
-) -> ModalityFacts:
-    text = record.item_text.get(modality) or template.render_items([modality])
-    processor = ItemProcessor(call, texts={modality: text}, placeholders={}, rules={})
-    rate = call.sampling_rate
-    a, b = (probe_item(modality, n, rate=rate) for n in (0, 1))
-    first = processor.run(modality, a)
-    second = processor.run(modality, b)
-    both, max_items = _run_both(call, template, record, modality, a, b)
-    if both is None:
-        rules = infer_rules(first.tensors, second.tensors, None)
-    else:
-        pair_a, pair_b, joined = both
-        if pair_b is not b:
-            first = processor.run(modality, pair_a)
-            second_tensors = processor.run(modality, pair_b).tensors
-        else:
-            second_tensors = second.tensors
-        rules = infer_rules(first.tensors, second_tensors, joined)
-    if record.max_items.get(modality) is not None:
-        max_items = record.max_items[modality]
+def _probe_modality(probes: Probes, modality: str) -> ModalityFacts:
+    first, second = probes.output(modality, 0), probes.output(modality, 1)
     placeholder = str(first.offsets[0]["text"]) if first.offsets else ""
     if not placeholder:
-        placeholder = str(getattr(call.processor, f"{modality}_token", "") or "")
+        placeholder = str(getattr(probes.call.processor, f"{modality}_token", None) or "")
+    if not placeholder:
+        raise ModelLoadError(f"the model's processor puts no {modality} items into text")
+    other, joined = _run_both(probes, modality)
+    if joined is not None and other != 1:
+        second = probes.output(modality, other)
+    rules = infer_rules(first.tensors, second.tensors, joined)
+    stated = probes.record.max_items.get(modality)
     return ModalityFacts(
-        text=text,
+        text=probes.text(modality),
         placeholder=placeholder,
         rules=rules,
-        max_items=max_items,
+        max_items=stated if stated is not None else 1 if joined is None else None,
         text_tensors=tuple(n for n in first.text_tensors if n != "attention_mask"),
         reports_offsets=bool(first.offsets),
         add_special_tokens=first.add_special_tokens,
     )
 
 
-def _run_both(
-    call: ProcessorCall,
-    template: ChatTemplate,
-    record: FamilyRecord,
-    modality: str,
-    a: Any,
-    b: Any,
-) -> tuple[tuple[Any, Any, dict[str, Any]] | None, int | None]:
-    """Run two items in one prompt; (items and joined tensors or None, most items)."""
-    text = record.item_text.get(modality)
-    both_text = text + text if text else template.render_items([modality, modality])
-    same = probe_item(modality, 2, rate=call.sampling_rate)
+def _run_both(probes: Probes, modality: str) -> tuple[int, dict[str, Any] | None]:
+    """Run probe 0 with a second one in one prompt; return its number and the joined tensors.
+
+    The tensors are None if the class takes no second item at all.
+    """
+    text = probes.record.item_text.get(modality)
+    text = text + text if text else probes.template.render_items([modality, modality])
     reason = ""
-    for second in (b, same):  # some classes only stack items of one size
+    for number in (1, 2):  # some classes only stack items of one size
+        items = [probes.item(modality, 0), probes.item(modality, number)]
         try:
-            output = call(both_text, Media.of({modality: [a, second]}))
+            return number, probes.call(text, Media.of({modality: items})).tensors
         except Exception as exc:
             # Whatever it is, it says that the class does not take this pair.
             reason = refusal(exc)
-        else:
-            return (a, second, output.tensors), None
     logger.info("one %s per prompt: two are refused (%s)", modality, reason)
-    return None, 1
+    return 1, None

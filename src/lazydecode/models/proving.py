@@ -14,10 +14,8 @@ from lazydecode.models.expansion import ItemText, PromptExpander
 from lazydecode.models.family import PromptEdit, Proof, describe_difference
 from lazydecode.models.header_only import Way, stand_in, substitutes
 from lazydecode.models.item import ItemProcessor
-from lazydecode.models.probing import FamilyFacts, probe_item
-from lazydecode.models.processor_call import Media, ProcessorCall
-from lazydecode.models.registry import FamilyRecord
-from lazydecode.models.template import ChatTemplate
+from lazydecode.models.probing import FamilyFacts, Probes
+from lazydecode.models.processor_call import Media
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +25,6 @@ class _Trial:
     """One prompt with media, and the ids that the class gives for it."""
 
     text: str
-    items: Mapping[str, list[Any]]
     texts: Mapping[str, list[ItemText]]
     theirs: list[int]
     ours: list[int] | None
@@ -39,21 +36,14 @@ class Prover:
     """Compares, on probes, our prompts and header texts with those of the family's class."""
 
     def __init__(
-        self,
-        call: ProcessorCall,
-        template: ChatTemplate,
-        record: FamilyRecord,
-        facts: FamilyFacts,
-        items: ItemProcessor,
-        expander: PromptExpander,
+        self, probes: Probes, facts: FamilyFacts, items: ItemProcessor, expander: PromptExpander
     ) -> None:
-        self.call = call
-        self.template = template
-        self.record = record
+        self.probes = probes
+        self.call = probes.call
         self.facts = facts
         self.items = items
         self.expander = expander
-        self._substitutes = substitutes(call.processor)
+        self._substitutes = substitutes(self.call.processor)
 
     def prove(self) -> Proof:
         """Return the way in which prompts come out right, or the difference that remains."""
@@ -89,40 +79,37 @@ class Prover:
     def _trials(self) -> list[_Trial]:
         """Prompts with one and with two items of each modality; each alone if not together."""
         modalities = list(self.facts.modalities)
-        once = {m: [self._probe(m, 0)] for m in modalities}
-        twice = {
-            m: [self._probe(m, 0), self._probe(m, 2)]
-            for m, known in self.facts.modalities.items()
-            if known.max_items != 1
-        }
+        once = dict.fromkeys(modalities, (0,))
+        twice = {m: (0, 2) for m, known in self.facts.modalities.items() if known.max_items != 1}
         trials: list[_Trial] = []
-        for items in (once, twice):
-            trial = self._trial(items) if items else None
+        for group in (once, twice):
+            trial = self._trial(group) if group else None
             if trial is not None:
                 trials.append(trial)
                 continue
-            for modality, group in items.items():
-                trial = self._trial({modality: group})
+            for modality, numbers in group.items():
+                trial = self._trial({modality: numbers})
                 if trial is not None:
                     trials.append(trial)
         return trials
 
-    def _trial(self, items: Mapping[str, list[Any]]) -> _Trial | None:
-        """Run the class on a prompt with these items; None if it refuses them together."""
+    def _trial(self, numbers: Mapping[str, Sequence[int]]) -> _Trial | None:
+        """Run the class on a prompt with these probes; None if it refuses them together."""
+        items = {m: [self.probes.item(m, n) for n in group] for m, group in numbers.items()}
         text = self._prompt({m: len(group) for m, group in items.items()})
         try:
             output = self.items.run_text(text, Media.of(items))
         except InvalidRequestError as exc:
             logger.debug("a probe was refused: %s", exc)
             return None
-        texts = {m: [self.items.process(m, i).text for i in group] for m, group in items.items()}
+        texts = {m: [self._text(m, n) for n in group] for m, group in numbers.items()}
         try:
             ours = self.expander.expand(
                 text, texts, add_special_tokens=output.add_special_tokens
             ).token_ids
         except LazyDecodeError as exc:
-            return _Trial(text, items, texts, output.input_ids, None, str(exc))
-        return _Trial(text, items, texts, output.input_ids, ours)
+            return _Trial(text, texts, output.input_ids, None, str(exc))
+        return _Trial(text, texts, output.input_ids, ours)
 
     def _prompt(self, counts: Mapping[str, int]) -> str:
         """Return a conversation of two turns with text before, between and after the items."""
@@ -136,7 +123,7 @@ class Prover:
                         {"type": modality},
                     ]
         content.append({"type": "text", "text": " What is it?"})
-        return self.template.render([{"role": "user", "content": content}]).text
+        return self.probes.template.render([{"role": "user", "content": content}]).text
 
     def _difference(self, trial: _Trial) -> str:
         if trial.ours is None:
@@ -162,7 +149,7 @@ class Prover:
         return PromptEdit(*found.pop()) if len(found) == 1 else None
 
     def _edits_text(self, edit: PromptEdit) -> bool:
-        text = self.template.render([{"role": "user", "content": "What is it?"}]).text
+        text = self.probes.template.render([{"role": "user", "content": "What is it?"}]).text
         try:
             output = self.items.run_text(text, Media())
         except InvalidRequestError:
@@ -192,15 +179,16 @@ class Prover:
 
     # -- single items
 
-    def _probe(self, modality: str, number: int) -> Any:
-        return probe_item(modality, number, rate=self.call.sampling_rate)
+    def _text(self, modality: str, number: int) -> ItemText:
+        output = self.probes.output(modality, number)
+        return self.items.text_of(modality, self.probes.item(modality, number), output)
 
     def _header_way(self, modality: str) -> Way:
         """Return the cheapest stand-in that gives the text of the real item."""
-        stated = self.record.header.get(modality)
+        stated = self.probes.record.header.get(modality)
         if stated is not None:
             return stated
-        real = [self.items.process(modality, self._probe(modality, n)).text for n in (0, 1)]
+        real = [self._text(modality, n) for n in (0, 1)]
         ways: tuple[Way, ...] = ("silence",) if modality == "audio" else ("meta", "blank")
         for way in ways:
             if all(self._stands_in(modality, text, way) for text in real):
@@ -220,9 +208,9 @@ class Prover:
 
     def _is_reproducible(self, modality: str) -> bool:
         """Whether the same item gives the same tensors twice."""
-        item = self._probe(modality, 1)
-        first, second = (self.items.process(modality, item).kwargs for _ in range(2))
-        return all(_same(first[name].data, second[name].data) for name in first)
+        first = self.probes.output(modality, 1).tensors
+        second = self.items.run(modality, self.probes.item(modality, 1)).tensors
+        return all(_same(first[name], second[name]) for name in first)
 
 
 def _same(a: Any, b: Any) -> bool:

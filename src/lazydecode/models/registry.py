@@ -77,3 +77,12 @@ register(
         "itself between two of its methods",
     ),
 )
+
+register(
+    "Blip2Processor",
+    FamilyRecord(
+        placement="prompt_start",
+        max_items={"image": 1},
+        reason="writes the tokens of one image before the text, whatever the text says",
+    ),
+)
