@@ -135,15 +135,15 @@ def _find_content(
 
 def _walk(
     updates: ItemUpdates,
-    find: Callable[[ResolvedPromptUpdate, int], tuple[int, int] | None],
+    find: Callable[[ResolvedPromptUpdate, int, int], tuple[int, int] | None],
     emit: Callable[[int, int, ResolvedPromptUpdate], None],
 ) -> int:
     """Place all items, earliest first; return up to where the prompt was copied.
 
-    `find(update, position)` gives the next place whose end is not before `position` for an
-    insertion, and whose start is not before it for a replacement.
+    `find(update, start, end)` gives the next place of an update's target that begins at or
+    after `start` and ends at or after `end`.
     """
-    position = 0
+    copied = replaced = 0
     next_item = {modality: 0 for modality, items in updates.items() if items}
     pending: dict[str, _Match] = {}
 
@@ -151,7 +151,9 @@ def _walk(
         index = next_item[modality]
         best: _Match | None = None
         for update in updates[modality][index]:
-            place = find(update, position)
+            # An insertion may stand behind a target that an earlier one stands behind.
+            start = replaced if update.mode == "insert" else copied
+            place = find(update, start, copied)
             if place is not None and (best is None or place < (best.start, best.end)):
                 best = _Match(*place, update)
         if best is None:
@@ -161,16 +163,21 @@ def _walk(
     while next_item:
         for modality in next_item:
             match = pending.get(modality)
-            if match is None or match.cut < position:
+            if match is None or match.cut < copied or match.start < replaced:
                 pending[modality] = search(modality)
-        modality = min(next_item, key=lambda name: (pending[name].cut, pending[name].start))
+        # Insertions first: a replacement at the same place would take their target away.
+        modality = min(
+            next_item, key=lambda name: (pending[name].cut, pending[name].update.mode == "replace")
+        )
         match = pending.pop(modality)
-        emit(position, match.cut, match.update)
-        position = match.end
+        emit(copied, match.cut, match.update)
+        copied = match.end
+        if match.update.mode == "replace":
+            replaced = match.end
         next_item[modality] += 1
         if next_item[modality] == len(updates[modality]):
             del next_item[modality]
-    return position
+    return copied
 
 
 def _mismatch(modality: str, index: int) -> PlaceholderMismatchError:
@@ -200,30 +207,25 @@ class _TokenTargets:
         self._positions: dict[int, list[int]] = {}
         if firsts:
             array = np.asarray(prompt, dtype=np.int64)
-            wanted = array == next(iter(firsts)) if len(firsts) == 1 else None
-            hits = np.flatnonzero(np.isin(array, list(firsts)) if wanted is None else wanted)
-            for at in hits.tolist():
+            hits = array == firsts.pop() if len(firsts) == 1 else np.isin(array, list(firsts))
+            for at in np.flatnonzero(hits).tolist():
                 self._positions.setdefault(prompt[at], []).append(at)
 
-    def find(self, update: ResolvedPromptUpdate, position: int) -> tuple[int, int] | None:
-        """Return start and end of the next match at or after `position`."""
+    def find(self, update: ResolvedPromptUpdate, start: int, end: int) -> tuple[int, int] | None:
+        """Return the next match that begins at or after `start` and ends at or after `end`."""
         if isinstance(update.target, PromptIndexTarget):
             at = update.target.token_index(self._tokenizer, self._prompt)
-            return None if at is None or at < position else (at, at)
+            return None if at is None or at < end else (at, at)
         ids = update.target_ids(self._tokenizer)
         if not ids:
             return None
         length = len(ids)
-        # An insertion may stand behind a target that an earlier one stands behind.
-        earliest = position - length if update.mode == "insert" else position
         candidates = self._positions.get(ids[0], [])
-        for at in candidates[bisect_left(candidates, earliest) :] if length > 1 else ():
-            if self._prompt[at : at + length] == ids:
+        first = bisect_left(candidates, max(start, end - length))
+        for where in range(first, len(candidates)):
+            at = candidates[where]
+            if length == 1 or self._prompt[at : at + length] == ids:
                 return at, at + length
-        if length == 1:
-            where = bisect_left(candidates, earliest)
-            if where < len(candidates):
-                return candidates[where], candidates[where] + 1
         return None
 
 
@@ -234,14 +236,13 @@ class _TextTargets:
         self._prompt = prompt
         self._tokenizer = tokenizer
 
-    def find(self, update: ResolvedPromptUpdate, position: int) -> tuple[int, int] | None:
-        """Return start and end of the next match at or after `position`."""
+    def find(self, update: ResolvedPromptUpdate, start: int, end: int) -> tuple[int, int] | None:
+        """Return the next match that begins at or after `start` and ends at or after `end`."""
         if isinstance(update.target, PromptIndexTarget):
             at = update.target.text_index(self._tokenizer, self._prompt)
-            return None if at is None or at < position else (at, at)
+            return None if at is None or at < end else (at, at)
         text = seq_to_text(self._tokenizer, update.target)
         if not text:
             return None
-        earliest = position - len(text) if update.mode == "insert" else position
-        at = self._prompt.find(text, max(earliest, 0))
+        at = self._prompt.find(text, max(start, end - len(text)))
         return None if at < 0 else (at, at + len(text))
