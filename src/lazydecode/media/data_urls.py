@@ -75,7 +75,7 @@ def upper_bound(url: DataURL) -> int:
 def measure(url: DataURL) -> int:
     """Return how many bytes a well-formed payload decodes to, without decoding or copying it.
 
-    Exact for the plain form; at most two bytes too high if the padding is percent-encoded.
+    Exact for the plain form; at most two bytes too high if the padding is written in an odd way.
     """
     white_space = _WHITE_SPACE if url.is_base64 else _LINE_BREAKS
     num_chars = 0

@@ -268,7 +268,8 @@ def normalize_host(host: str) -> tuple[str, IPAddress | None]:
 def _encode_idna(host: str) -> str:
     host = host.lower()
     # Characters that a browser would map to others: full-width digits and dots, ligatures, ...
-    if unicodedata.normalize("NFKC", host) != host:
+    # The ideographic full stop is left alone by NFKC, but is a dot to IDNA.
+    if unicodedata.normalize("NFKC", host) != host or "\u3002" in host:
         _refuse("has a host with compatibility characters")
     try:
         return idna.encode(host).decode("ascii").lower()
