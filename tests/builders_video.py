@@ -147,6 +147,24 @@ def turn(mp4: bytes, how: int | str) -> bytes:
     return mp4[:at] + matrix + mp4[at + 36 :]
 
 
+def with_index_first(mp4: bytes) -> bytes:
+    """Return the MP4 with its index before the media data, as a streaming server has it."""
+    at, boxes = 0, []
+    while at < len(mp4):
+        (size,) = struct.unpack_from(">I", mp4, at)
+        boxes.append(mp4[at : at + size])
+        at += size
+    moov = bytearray(next(box for box in boxes if box[4:8] == b"moov"))
+    at = moov.find(b"stco")
+    while at >= 0:
+        (count,) = struct.unpack_from(">I", moov, at + 8)
+        offsets = struct.unpack_from(f">{count}I", moov, at + 12)
+        struct.pack_into(f">{count}I", moov, at + 12, *(o + len(moov) for o in offsets))
+        at = moov.find(b"stco", at + 4)
+    rest = [box for box in boxes[1:] if box[4:8] != b"moov"]
+    return boxes[0] + bytes(moov) + b"".join(rest)
+
+
 def make_audio_only_mp4(seconds: float = 0.5) -> bytes:
     """Return an MP4 with sound and no picture."""
     file = io.BytesIO()

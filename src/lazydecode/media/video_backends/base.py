@@ -192,17 +192,30 @@ def check_frame_count(num_frames: int, limits: DecodeLimits) -> None:
 
 
 def allocate_frames(
-    num_frames: int, width: int, height: int, limits: DecodeLimits
+    num_frames: int,
+    width: int,
+    height: int,
+    limits: DecodeLimits,
+    *,
+    num_returned: int | None = None,
 ) -> NDArray[np.uint8]:
     """Return an uninitialised array for so many RGB frames, if the limit allows it.
 
+    Args:
+        num_frames: Frames to allocate.
+        width: In pixels.
+        height: In pixels.
+        limits: What one video may keep.
+        num_returned: Frames that will be kept in the end, if some are repeated.
+
     Raises:
-        MediaTooLargeError: If it would be over the limit; nothing was allocated then.
+        MediaTooLargeError: If they are over the limit; nothing was allocated then.
     """
-    num_bytes = num_frames * width * height * 3
+    kept = max(num_frames, num_returned or 0)
+    num_bytes = kept * width * height * 3
     if num_bytes > limits.max_video_decoded_bytes:
         raise MediaTooLargeError(
-            f"{num_frames} frames of {width}x{height} pixels need {num_bytes} bytes, at most "
+            f"{kept} frames of {width}x{height} pixels need {num_bytes} bytes, at most "
             f"{limits.max_video_decoded_bytes} are allowed: ask for fewer frames"
         )
     return np.empty((num_frames, height, width, 3), dtype=np.uint8)

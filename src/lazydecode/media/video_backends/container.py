@@ -16,7 +16,7 @@ import av
 import av.error
 from av.stream import Discard, Disposition
 
-from lazydecode.errors import CorruptMediaError
+from lazydecode.errors import CorruptMediaError, LazyDecodeError
 from lazydecode.media.mp4_boxes import check_sample_counts
 
 _FORMATS: Final = "mov,matroska,avi,mpegts,mpeg,flv,asf,ogg,gif,apng,ivf"
@@ -72,13 +72,13 @@ def translated_errors(what: str) -> Iterator[None]:
     """Turn FFmpeg's exceptions into `CorruptMediaError` saying `what` and FFmpeg's reason."""
     try:
         yield
+    except LazyDecodeError:
+        raise
     except (av.error.FFmpegError, OSError, EOFError) as exc:
         # `strerror` only: the full text can hold the demuxer's log with heap addresses.
         reason = getattr(exc, "strerror", None) or type(exc).__name__
         raise CorruptMediaError(f"{what}: {reason}") from exc
     except (ValueError, IndexError, AssertionError, UnicodeError, MemoryError) as exc:
-        if isinstance(exc, CorruptMediaError):
-            raise
         raise CorruptMediaError(f"{what}: {type(exc).__name__}") from exc
 
 

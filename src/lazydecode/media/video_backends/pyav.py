@@ -83,8 +83,10 @@ class _Run:
 class _Collector:
     """Takes decoded frames and keeps those that are wanted, as RGB in one array."""
 
-    def __init__(self, wanted: Sequence[int], limits: DecodeLimits) -> None:
-        self._slots = {frame: slot for slot, frame in enumerate(wanted)}
+    def __init__(self, numbers: Sequence[int], limits: DecodeLimits) -> None:
+        self.wanted = sorted(set(numbers))
+        self._slots = {number: slot for slot, number in enumerate(self.wanted)}
+        self._num_returned = len(numbers)
         self._limits = limits
         self.found: set[int] = set()
         self.frames: NDArray[np.uint8] | None = None
@@ -95,7 +97,9 @@ class _Collector:
             return
         if self.frames is None:
             width, height = upright_size(frame)
-            self.frames = allocate_frames(len(self._slots), width, height, self._limits)
+            self.frames = allocate_frames(
+                len(self._slots), width, height, self._limits, num_returned=self._num_returned
+            )
         write_rgb(frame, self.frames[slot])
         self.found.add(number)
 
@@ -156,10 +160,10 @@ def read_frames(
         UntrustedTimesError: If frames come out with times that no packet has.
     """
     numbers = list(wanted)
-    collector = _collect(data, index, sorted(set(numbers)), limits)
+    collector = _collect(data, index, numbers, limits)
     if recover and not collector.is_complete:
         numbers = _replace_missing(data, index, numbers, collector, limits)
-        collector = _collect(data, index, sorted(set(numbers)), limits)
+        collector = _collect(data, index, numbers, limits)
     kept = [number for number in numbers if number in collector.found]
     if not kept:
         raise CorruptMediaError(
@@ -171,9 +175,9 @@ def read_frames(
 
 
 def _collect(
-    data: bytes, index: FrameIndex, wanted: Sequence[int], limits: DecodeLimits
+    data: bytes, index: FrameIndex, numbers: Sequence[int], limits: DecodeLimits
 ) -> _Collector:
-    collector = _Collector(wanted, limits)
+    collector = _Collector(numbers, limits)
     if index.by_order:
         with open_video(data) as (container, stream):
             prepare_decoder(stream, max_pixels=limits.max_image_pixels)
@@ -183,7 +187,7 @@ def _collect(
                     break
         return collector
     skip = index.codec in _SKIPS_EXACTLY
-    runs = plan_runs(index, wanted)
+    runs = plan_runs(index, collector.wanted)
     num_strays = _decode_runs(data, index, runs, collector, skip=skip, limits=limits)
     if collector.is_complete:
         return collector
