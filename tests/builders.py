@@ -10,6 +10,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any
 
 import av
@@ -236,7 +237,11 @@ def make_av_audio(
         for piece in [*resampler.resample(frame), *resampler.resample(None)]:
             fifo.write(piece)
         size = stream.codec_context.frame_size or 1024
+        position = 0
         while piece := fifo.read(size, partial=True):
+            # With times, the encoder marks its priming, and the container how to skip it.
+            piece.pts, piece.time_base = position, Fraction(1, rate)
+            position += piece.samples
             container.mux(stream.encode(piece))
         container.mux(stream.encode(None))
     return buffer.getvalue()

@@ -7,6 +7,7 @@ a file that unpacks to hours is given up as soon as it passes a limit.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -213,7 +214,7 @@ def decode_av(data: bytes, limits: DecodeLimits) -> tuple[Samples, int]:
             raise CorruptMediaError("the audio is empty: it has no samples")
         if stated is not None:
             check_complete(sink.num_samples, stated, sink.rate_hz)
-            # Codecs with frames of fixed size pad the last one; what is stated is the sound.
+            # What is beyond is the padding of codecs that the container's count leaves out.
             if sink.num_samples - stated > 2 * _LONGEST_FRAME:
                 stated = None
         return sink.result(max_samples=stated), sink.rate_hz
@@ -255,7 +256,7 @@ def _write_fifo(sink: MonoSink, fifo: av.AudioFifo) -> None:
         sink.write(frame_to_float(frame))
 
 
-_SCALES: Final[dict[str, float]] = {"s16": 2.0**15, "s32": 2.0**31, "s64": 2.0**63}
+_SCALES: Final[dict[str, float]] = {"s16": 2.0**15, "s32": 2.0**31}
 
 
 def frame_to_float(frame: av.AudioFrame) -> Samples:
@@ -271,15 +272,20 @@ def frame_to_float(frame: av.AudioFrame) -> Samples:
 
 
 def _stated_samples(stream: Any) -> int | None:
-    """Samples that an MP4 or MOV states for the track, after its edit list; None elsewhere.
+    """Samples that the track of an MP4 or MOV decodes to, after its edit list; None elsewhere.
 
-    Other containers count in milliseconds, or state the encoder's padding too.
+    Other containers count in milliseconds, or state the encoder's padding too. AAC decodes to
+    whole frames: the encoder's padding of the last one stays, as FFmpeg leaves it, so that the
+    number of audio tokens is that of other front ends.
     """
     if "mov" not in stream.container.format.name or not stream.duration:
         return None
     rate = stream.codec_context.sample_rate
     stated = stream.duration * stream.time_base * rate if rate else 0
-    return int(stated) if stated > 0 else None
+    if stated <= 0:
+        return None
+    frame_size = stream.codec_context.frame_size if stream.codec_context.name == "aac" else 0
+    return math.ceil(stated / frame_size) * frame_size if frame_size else int(stated)
 
 
 def _stated_seconds(container: Any, stream: Any) -> float | None:
