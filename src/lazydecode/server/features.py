@@ -75,8 +75,9 @@ def _features(
         pieces += _entries(items, dtype)
         pieces.append(b"]")
     metadata = {
-        modality: [_metadata(item, dtype) for item in items]
+        modality: parts
         for modality, items in prompt["mm_kwargs"].items()
+        if any(parts := [_metadata(item, dtype) for item in items])
     }
     pieces.append(b'},"mm_metadata":' + msgspec.json.encode(metadata) + b"}")
     return pieces

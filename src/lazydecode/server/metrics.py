@@ -7,7 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from lazydecode.renderers.timeline import Timeline
@@ -22,6 +29,8 @@ class Metrics:
     """All metrics of one server. Methods are cheap and may be called on any thread."""
 
     def __init__(self) -> None:
+        # A time of creation beside each counter doubles the text for nothing. Process-wide.
+        disable_created_metrics()
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "lazydecode_requests",
