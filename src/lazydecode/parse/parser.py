@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeGuard
 
@@ -14,6 +14,7 @@ from PIL import Image, ImageOps
 from lazydecode.inputs import MultiModalDataDict, MultiModalUUIDDict
 from lazydecode.media.audio import normalize_channels, resample
 from lazydecode.media.base import MediaRef
+from lazydecode.media.image_convert import to_mode
 from lazydecode.parse.embeddings import (
     AudioEmbeddingItems,
     ImageEmbeddingItems,
@@ -30,6 +31,7 @@ from lazydecode.parse.items import (
 )
 
 _EMBEDDING_NDIM: Final = 2
+_WHITE: Final = (255, 255, 255)
 
 
 def parse_mm_uuids(mm_uuids: MultiModalUUIDDict | None) -> dict[str, Sequence[str | None]]:
@@ -106,14 +108,16 @@ class MultiModalDataParser:
             return ImageEmbeddingItems(data, self.expected_hidden_size)
         if isinstance(data, MediaRef | Image.Image) or (_is_array(data) and data.ndim == 3):
             data = [data]
-        return ImageProcessorItems([self._prepare_image(item) for item in data])
+        return ImageProcessorItems(_each("image", data, self._prepare_image))
 
     def _prepare_image(self, image: Any) -> Any:
-        if not isinstance(image, Image.Image):
+        if isinstance(image, MediaRef) or (_is_array(image) and image.ndim in (2, 3)):
             return image
+        if not isinstance(image, Image.Image):
+            raise ValueError(f"an image cannot be given as {_form(image)}")
         with suppress(Exception):  # Broken EXIF, of any kind, leaves the image as stored.
             image = ImageOps.exif_transpose(image)
-        return image if image.mode == "RGB" else image.convert("RGB")
+        return to_mode(image, "RGB", _WHITE)
 
     # -- audio
 
@@ -127,11 +131,9 @@ class MultiModalDataParser:
             or (isinstance(data, list) and data and isinstance(data[0], numbers.Real))
         ):
             data = [data]
-        return AudioProcessorItems([self._prepare_audio(item) for item in data])
+        return AudioProcessorItems(_each("audio", data, self._prepare_audio))
 
     def _prepare_audio(self, audio: Any) -> Any:
-        if audio is None:
-            return None
         if isinstance(audio, MediaRef):
             # All three always, also when None: they are what the transform depends on.
             return audio.map(
@@ -144,12 +146,18 @@ class MultiModalDataParser:
 
     def _normalize_audio(self, audio: Any) -> Any:
         """Return the samples at the target rate, with the target channels."""
-        samples, rate = audio if isinstance(audio, tuple) else (audio, None)
+        is_pair = isinstance(audio, tuple) and len(audio) == 2
+        samples, rate = audio if is_pair else (audio, None)
         if isinstance(samples, list):
             samples = np.asarray(samples, dtype=np.float32)
         elif _is_tensor(samples):
             samples = samples.detach().cpu().numpy()
+        if not isinstance(samples, np.ndarray):
+            raise ValueError(f"audio cannot be given as {_form(audio)}")
         if rate is not None and self.target_sr is not None and rate != self.target_sr:
+            # Mono first, as one channel is resampled for half the price of two; the order
+            # changes no more than rounding.
+            samples = normalize_channels(samples, 1 if self.target_channels == 1 else None)
             samples = resample(
                 samples, rate, target_rate=self.target_sr, method=self.audio_resample_method
             )
@@ -170,32 +178,32 @@ class MultiModalDataParser:
             or (isinstance(data, list) and data and _is_frame(data[0]))
         ):
             data = [data]
-        videos: list[Any] = []
-        metadata: list[VideoMetadata | None] = []
-        for item in data:
-            if item is None:
-                videos.append(None)
-                metadata.append(None)
-                continue
-            frames, known = self._get_video_with_metadata(item)
-            if isinstance(frames, MediaRef):
-                videos.append(frames)
-            else:
-                videos.append(self._split_video((frames, known)))
-            metadata.append(known)
-        return VideoProcessorItems(videos, metadata, video_needs_metadata=self.video_needs_metadata)
+        pairs = _each("video", data, self._prepare_video)
+        return VideoProcessorItems(
+            [None if pair is None else pair[0] for pair in pairs],
+            [None if pair is None else pair[1] for pair in pairs],
+            video_needs_metadata=self.video_needs_metadata,
+        )
+
+    def _prepare_video(self, video: Any) -> tuple[Any, VideoMetadata | None]:
+        """Return what is stored for a video, and its metadata if they are known."""
+        frames, metadata = self._get_video_with_metadata(video)
+        if isinstance(frames, MediaRef):
+            return frames, metadata
+        return self._split_video((frames, metadata)), metadata
 
     def _get_video_with_metadata(self, video: Any) -> tuple[Any, VideoMetadata | None]:
         """Return the frames, or a reference that decodes to them, and known metadata."""
         if isinstance(video, MediaRef):
             # Without settings: the media stays the same, and so does its key.
             return video.map(self._split_video), None
-        if isinstance(video, tuple):
-            frames, metadata = video
-            return frames, metadata
-        if isinstance(video, list):
+        if _is_frames_with_metadata(video):
+            return video
+        if isinstance(video, list) and video and all(map(_is_frame, video)):
             return np.stack([np.asarray(frame) for frame in video]), None
-        return video, None
+        if _is_array(video) and video.ndim == 4:
+            return video, None
+        raise ValueError(f"a video cannot be given as {_form(video)}")
 
     def _split_video(self, video: Any) -> Any:
         """Return the pair of frames and metadata, or bare frames if there is no metadata."""
@@ -252,5 +260,23 @@ def _is_frame(value: object) -> bool:
     return isinstance(value, Image.Image) or (_is_array(value) and value.ndim in (2, 3))
 
 
-def _is_frames_with_metadata(value: object) -> bool:
+def _is_frames_with_metadata(value: object) -> TypeGuard[tuple[Any, Any]]:
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping | None)
+
+
+def _form(value: object) -> str:
+    shape = f" of shape {tuple(value.shape)}" if _is_array(value) else ""
+    return f"{type(value).__name__}{shape}"
+
+
+def _each(modality: str, data: Any, prepare: Callable[[Any], Any]) -> list[Any]:
+    """Prepare every item but None; an error says which item it is about."""
+    if not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping):
+        raise ValueError(f"{modality} data cannot be given as {_form(data)}")
+    prepared = []
+    for index, item in enumerate(data):
+        try:
+            prepared.append(None if item is None else prepare(item))
+        except ValueError as exc:
+            raise ValueError(f"{modality} at index {index}: {exc}") from exc
+    return prepared
