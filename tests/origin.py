@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import ssl
 import threading
 from collections import Counter
@@ -360,8 +361,8 @@ class StubResolver:
         self.queries.append(host)
         answers = self._table.get(host)
         if answers is None:
-            raise OSError(f"{host} is not in the table")
-        if answers and isinstance(answers[0], str):
+            raise socket.gaierror(socket.EAI_NONAME, f"{host} is not in the table")
+        if not answers or isinstance(answers[0], str):
             return [str(answer) for answer in answers]
         return answers.pop(0) if len(answers) > 1 else answers[0]
 

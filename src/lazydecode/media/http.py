@@ -300,10 +300,9 @@ def _check_status(response: aiohttp.ClientResponse) -> None:
 
 def _raise_translated(exc: aiohttp.ClientError | OSError) -> NoReturn:
     """Raise our error for a failed exchange; the texts name neither addresses nor URLs."""
-    cause: BaseException | None = exc.__cause__ if isinstance(exc.__cause__, OSError) else exc
-    if isinstance(cause, socket.gaierror):
+    if isinstance(exc, aiohttp.ClientConnectorDNSError):
         error = FetchError("the origin's host name cannot be resolved")
-        if cause.errno == socket.EAI_AGAIN:
+        if isinstance(exc.__cause__, OSError) and exc.__cause__.errno == socket.EAI_AGAIN:
             raise _AttemptError(error) from exc
         raise error from exc
     if isinstance(exc, aiohttp.ServerTimeoutError):

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from lazydecode.media import executor
+from lazydecode.media.executor import MediaExecutor
+
+
+def media_threads() -> set[str]:
+    return {t.name for t in threading.enumerate() if t.name.startswith("lazydecode-media")}
+
+
+def test_creating_one_starts_nothing_and_shutdown_leaves_nothing() -> None:
+    before = media_threads()
+    pool = MediaExecutor(2)
+    assert media_threads() == before
+    assert pool.submit(lambda a, b: a + b, 1, b=2).result() == 3
+    assert (
+        pool.quick.submit(lambda: threading.current_thread().name)
+        .result()
+        .startswith("lazydecode-media-quick")
+    )
+    assert media_threads() - before
+    pool.shutdown()
+    assert media_threads() == before
+    for part in (pool, pool.quick):
+        with pytest.raises(RuntimeError, match="shut down"):
+            part.submit(int)
+
+
+def test_no_more_decodes_run_than_threads_and_quick_jobs_do_not_wait_for_them() -> None:
+    with MediaExecutor(2) as pool:
+        go, started = threading.Event(), threading.Semaphore(0)
+
+        def decode() -> None:
+            started.release()
+            assert go.wait(10)
+
+        jobs = [pool.submit(decode) for _ in range(5)]
+        for _ in range(2):
+            assert started.acquire(timeout=10)
+        assert not started.acquire(blocking=False)
+        assert pool.quick.submit(lambda: "identity").result(10) == "identity"
+        go.set()
+        for job in jobs:
+            job.result(10)
+
+
+def test_many_threads_create_one_pool() -> None:
+    with MediaExecutor(3) as pool:
+        barrier = threading.Barrier(8)
+        names: set[str] = set()
+
+        def use() -> None:
+            barrier.wait()
+            names.add(pool.submit(lambda: threading.current_thread().name).result())
+
+        users = [threading.Thread(target=use) for _ in range(8)]
+        for user in users:
+            user.start()
+        for user in users:
+            user.join()
+        assert len(names) <= 3
+
+
+def test_a_pool_has_at_least_one_thread() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        MediaExecutor(0)
+
+
+def test_the_process_wide_one_is_joined_at_exit() -> None:
+    script = (
+        "import time; from lazydecode.media.executor import global_thread_pool as pool\n"
+        "pool.submit(lambda: (time.sleep(0.2), print('done')))"
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+def test_the_default_has_eight_threads() -> None:
+    assert executor.global_thread_pool.max_workers == 8
