@@ -12,19 +12,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 from lazydecode.cache import BaseMultiModalProcessorCache
-from lazydecode.errors import LazyDecodeError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaRef
 from lazydecode.media.decode import MediaDecodeJob, collect_media_decodes, submit_media_decodes
 from lazydecode.parse import MultiModalDataItems, ProcessorBatchItems
 from lazydecode.processing.context import BaseProcessingInfo
-from lazydecode.processing.failures import (
-    ItemCountError,
-    check_count,
-    decode_error,
-    process_error,
-)
+from lazydecode.processing.failures import decode_error
 from lazydecode.processing.flights import ItemFlights, ItemOutput, WarmOutputs
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.merge import (
@@ -41,6 +35,7 @@ from lazydecode.processing.missing import (
     select_positions,
     unfinished_positions,
 )
+from lazydecode.processing.running import process_items
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.steps import ProcessingSteps
 from lazydecode.processing.timing import ObservedExecutor, TimingContext
@@ -239,7 +234,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
         for modality, group in items.items():
             for position in range(group.get_count()):
                 require_data(items, modality, position)
-        self._submit_ref_decodes(items, state)
+        self._submit_ref_decodes(items, state.decodes, state.timing_ctx)
 
     def _begin_cached(self, state: MultiModalApplyState) -> None:
         timing_ctx = state.timing_ctx
@@ -254,9 +249,8 @@ class BaseMultiModalProcessor(ProcessingSteps):
             else:
                 state.salvage = self._salvage
                 state.salvage_executor = self._decode_executor
-                self._submit_ref_decodes(
-                    select_positions(state.inputs.mm_data_items, missing), state
-                )
+                items = select_positions(state.inputs.mm_data_items, missing)
+                self._submit_ref_decodes(items, state.decodes, timing_ctx)
 
     def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
         inputs, timing_ctx = state.inputs, state.timing_ctx
@@ -308,7 +302,9 @@ class BaseMultiModalProcessor(ProcessingSteps):
     ) -> tuple[Flags, MultiModalDataItems]:
         return find_missing(cache, mm_data_items, mm_hashes, known or {})
 
-    def _submit_ref_decodes(self, items: MultiModalDataItems, state: MultiModalApplyState) -> None:
+    def _submit_ref_decodes(
+        self, items: MultiModalDataItems, decodes: list[MediaDecodeJob], timing_ctx: TimingContext
+    ) -> None:
         """Submit the decode of every reference, under its position in the request."""
         for modality, group in items.items():
             if not isinstance(group, ProcessorBatchItems):
@@ -317,9 +313,9 @@ class BaseMultiModalProcessor(ProcessingSteps):
                 if isinstance(item, MediaRef):
                     index = group.get_original_index(position)
                     executor = self._decode_executor
-                    if state.timing_ctx.observer is not None:
-                        executor = ObservedExecutor(executor, state.timing_ctx, modality, index)
-                    submit_media_decodes([(modality, index, item)], executor, state.decodes)
+                    if timing_ctx.observer is not None:
+                        executor = ObservedExecutor(executor, timing_ctx, modality, index)
+                    submit_media_decodes([(modality, index, item)], executor, decodes)
 
     def _join_flights(
         self, state: MultiModalApplyState, missing: Positions, flights: ItemFlights
@@ -375,8 +371,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
                 # Called in order of position.
                 outputs[modality].append(output)
 
-            with state.timing_ctx.record("apply_hf_processor"):
-                self._run_process(items, state, keep)
+            self._run_process(items, state, keep)
             state.uncached_outputs = outputs
         return state.uncached_outputs
 
@@ -385,21 +380,26 @@ class BaseMultiModalProcessor(ProcessingSteps):
         hashes = state.mm_hashes
         assert hashes is not None
         items = select_positions(state.inputs.mm_data_items, positions)
-        self._decode_ref_items(items, state)
+        self._decode_ref_items(items, state.decodes, state.timing_ctx)
 
         def keep(modality: str, position: int, output: ItemOutput) -> None:
             state.outputs[hashes[modality][positions[modality][position]]] = output
 
-        with state.timing_ctx.record("apply_hf_processor"):
-            self._run_process(items, state, keep)
+        self._run_process(items, state, keep)
 
-    def _decode_ref_items(self, items: MultiModalDataItems, state: MultiModalApplyState) -> None:
+    def _decode_ref_items(
+        self,
+        items: MultiModalDataItems,
+        decodes: list[MediaDecodeJob],
+        timing_ctx: TimingContext | None = None,
+    ) -> None:
         """Decode now what phase 1 did not: hits that were evicted in between."""
-        num_before = len(state.decodes)
-        self._submit_ref_decodes(items, state)
-        late = state.decodes[num_before:]
+        timing_ctx = timing_ctx or TimingContext(False)
+        num_before = len(decodes)
+        self._submit_ref_decodes(items, decodes, timing_ctx)
+        late = decodes[num_before:]
         if late:
-            with state.timing_ctx.record("decode_mm_items"):
+            with timing_ctx.record("decode_mm_items"):
                 collect_media_decodes(late, decode_error)
 
     def _run_process(
@@ -408,78 +408,29 @@ class BaseMultiModalProcessor(ProcessingSteps):
         state: MultiModalApplyState,
         keep: Callable[[str, int, ItemOutput], None],
     ) -> None:
-        """Run `_process_missing` and hand each result to `keep(modality, position, result)`.
+        def process(missing: MultiModalDataItems) -> dict[str, list[ItemOutput]]:
+            with self.process_guard():
+                return self._process_missing(missing, state.inputs)
 
-        If one run for several items fails, each is run alone: the error names the item that is
-        at fault, and the results of the others are kept.
-        """
-        num_items = sum(items.get_all_counts().values())
-        if num_items == 0 or (num_items > 1 and not self.per_item):
-            try:
-                outputs = self._run_process_once(items, state)
-            except (LazyDecodeError, ItemCountError):
-                raise
-            except Exception:
-                if num_items == 0:
-                    raise
-                logger.debug("One processor call for %d items failed", num_items, exc_info=True)
-            else:
-                for modality, results in outputs.items():
-                    for position, output in enumerate(results):
-                        keep(modality, position, output)
-                return
-        failure: Exception | None = None
-        for modality, group in items.items():
-            for position in range(group.get_count()):
-                single = MultiModalDataItems({modality: group.select([position])})
-                try:
-                    keep(modality, position, self._run_process_once(single, state)[modality][0])
-                except Exception as exc:
-                    error = process_error(modality, group.get_original_index(position), exc)
-                    if error is not exc:
-                        error.__cause__ = exc
-                    failure = failure or error
-        if failure is not None:
-            raise failure
-
-    def _run_process_once(
-        self, items: MultiModalDataItems, state: MultiModalApplyState
-    ) -> dict[str, list[ItemOutput]]:
-        start = time.perf_counter()
-        with self.process_guard():
-            outputs = self._process_missing(items, state.inputs)
-        seconds = time.perf_counter() - start
-        counts = items.get_all_counts()
-        for modality, count in counts.items():
-            check_count("results", modality, len(outputs.get(modality, ())), count)
-            if state.timing_ctx.observer is not None:
-                for position in range(count):
-                    index = items[modality].get_original_index(position)
-                    share = seconds / sum(counts.values())
-                    state.timing_ctx.observer.record_item(modality, index, "process", share)
-        return {modality: outputs[modality] for modality, count in counts.items() if count}
+        with state.timing_ctx.record("apply_hf_processor"):
+            process_items(process, items, state.timing_ctx, keep, per_item=self.per_item)
 
     def _salvage(self, state: MultiModalApplyState) -> None:
         """After another item failed: process what was decoded, for the requests to come."""
-        assert state.mm_hashes is not None
-        failed = {
-            (job.modality, job.original_index)
-            for job in state.decodes
-            if job.future.exception() is not None
-        }
-        try:
-            positions = unfinished_positions(self._lookup(state), state.mm_hashes, state.outputs)
-            for modality, group in state.inputs.mm_data_items.items():
-                good = [
-                    position
-                    for position in positions.pop(modality, ())
-                    if (modality, group.get_original_index(position)) not in failed
-                ]
-                if good:
-                    self._process_positions(state, {modality: good})
-        except Exception:
-            # The client hears of the decode failure; this was only for the next request.
-            logger.warning("The items beside a corrupt one could not be processed", exc_info=True)
+        cache, hashes = state.inputs.cache, state.mm_hashes
+        assert cache is not None and hashes is not None
+        flags = {modality: cache.is_cached(group) for modality, group in hashes.items()}
+        for modality, positions in unfinished_positions(flags, hashes, state.outputs).items():
+            items = state.inputs.mm_data_items[modality]
+            # Only what is decoded: this may run on a media thread, which must not wait for one.
+            good = [position for position in positions if _is_decoded(items.get_raw(position))]
+            if not good:
+                continue
+            try:
+                self._process_positions(state, {modality: good})
+            except Exception:
+                # The client hears of the failed decode; this was only for the next request.
+                logger.warning("Items beside a corrupt one were not processed", exc_info=True)
 
     # -- phase 2
 
@@ -533,3 +484,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
         for hashes in processed.mm_hashes.values():
             for mm_hash in hashes:
                 self.warm_outputs.discard(mm_hash)
+
+
+def _is_decoded(item: object) -> bool:
+    return item.is_decoded if isinstance(item, MediaRef) else item is not None
