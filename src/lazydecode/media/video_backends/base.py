@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 
 from lazydecode.errors import CorruptMediaError, MediaTooLargeError
 from lazydecode.limits import DecodeLimits
-from lazydecode.media.video_backends.container import open_video
 from lazydecode.media.video_backends.counting import UntrustedTimesError, count_frames
-from lazydecode.media.video_backends.frame_index import FrameIndex, scan_packets
+from lazydecode.media.video_backends.frame_index import FrameIndex, read_index
 from lazydecode.media.video_sampling import (
     FrameSampler,
     SamplingOptions,
@@ -111,8 +110,8 @@ class VideoLoader(ABC):
             ValidationError: If an option is wrong, or does not fit this video.
         """
         sampling = self.options(num_frames, options)
-        with open_video(data) as (container, stream):
-            index = scan_packets(container, stream)
+        index = read_index(data)
+        self._check_picture(index)
         if index.is_cut and not sampling.frame_recovery:
             raise CorruptMediaError(
                 f"the video is cut off: {len(index.pts)} of {index.stated_packets} frames are there"
@@ -126,6 +125,16 @@ class VideoLoader(ABC):
         except UntrustedTimesError:
             return self._load(
                 data, count_frames(data, max_pixels=self.limits.max_image_pixels), sampling, options
+            )
+
+    def _check_picture(self, index: FrameIndex) -> None:
+        limit = self.limits.max_image_pixels
+        if limit and index.width * index.height > limit:
+            raise MediaTooLargeError(
+                f"the video's {index.width} x {index.height} pixels exceed the limit of {limit} "
+                "pixels per frame",
+                parameter="max_image_pixels",
+                value=index.width * index.height,
             )
 
     def _load(

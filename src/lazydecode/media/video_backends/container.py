@@ -32,6 +32,8 @@ _CODECS: Final = frozenset(
     }
 )
 """Video decoders that are used; FFmpeg has hundreds more, most of them for formats nobody sends."""
+_TEXT_MAGIC: Final = frozenset({b"RIFF", b"OggS", b"GIF8", b"DKIF"})
+"""Accepted formats whose first four bytes are letters."""
 _BUFFER_BYTES: Final = 128 * 1024
 """Read size. Each read takes the GIL once; more than this reads ahead too far after a seek."""
 
@@ -47,6 +49,7 @@ def open_video(data: bytes) -> Iterator[tuple[Any, Any]]:
     Raises:
         CorruptMediaError: If no accepted demuxer reads it, or it has no video stream.
     """
+    _refuse_text(data)
     check_sample_counts(data)
     with translated_errors("the video cannot be opened"):
         container = av.open(
@@ -85,6 +88,16 @@ def translated_errors(what: str) -> Iterator[None]:
 def has_audio(container: Any) -> bool:
     """Whether the container has an audio track."""
     return len(container.streams.audio) > 0
+
+
+def _refuse_text(data: bytes) -> None:
+    """Refuse what begins as text: that is how formats look that refer to other files.
+
+    Our demuxer list says so too, but not every decoder that gets these bytes later has one.
+    """
+    start = data[:4]
+    if start and start not in _TEXT_MAGIC and all(32 <= byte < 127 for byte in start):
+        raise CorruptMediaError("the video cannot be opened: it is text, not a video")
 
 
 def _refuse_second_file(url: str, flags: int, options: dict[str, str]) -> Any:

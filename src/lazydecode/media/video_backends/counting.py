@@ -10,8 +10,12 @@ import av.error
 import numpy as np
 
 from lazydecode.errors import CorruptMediaError
-from lazydecode.media.video_backends.container import open_video, translated_errors
-from lazydecode.media.video_backends.frame_index import FrameIndex
+from lazydecode.media.video_backends.container import (
+    has_audio,
+    open_video,
+    translated_errors,
+)
+from lazydecode.media.video_backends.frame_index import FrameIndex, stored_picture
 
 
 class UntrustedTimesError(Exception):
@@ -95,9 +99,14 @@ def count_frames(data: bytes, *, max_pixels: int = 0) -> FrameIndex:
         if not ascending:
             step = 1.0 / (rate * time_base)
             times = [round(position * step) for position in range(len(times))]
+        width, height, orientation = stored_picture(data, container, stream)
         everything = np.ones(len(times), dtype=np.bool_)
         return FrameIndex(
             codec=str(stream.codec_context.name),
+            width=width,
+            height=height,
+            orientation=orientation,
+            has_audio=has_audio(container),
             pts=np.array(times, dtype=np.int64),
             is_key=everything,
             is_shown=everything,

@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazydecode.errors import CorruptMediaError
-from lazydecode.media.video_backends.container import translated_errors
+from lazydecode.media.mp4_boxes import read_video_tracks
+from lazydecode.media.video_backends.container import (
+    has_audio,
+    open_video,
+    translated_errors,
+)
+from lazydecode.media.video_backends.pixels import UPRIGHT, Orientation
 from lazydecode.media.video_sampling import Timeline
 
 _RATE_TOLERANCE: Final = 0.005
@@ -30,6 +36,12 @@ class FrameIndex:
     """The packets of one video stream, in the order of the file, and the frames they hold."""
 
     codec: str
+    width: int
+    """Stored width in pixels, before turning; 0 if the container does not say."""
+    height: int
+    orientation: Orientation
+    """How frames are turned to stand upright, by the container's word."""
+    has_audio: bool
     pts: NDArray[np.int64]
     """Shape (packets,): presentation time of each packet in `time_base` units."""
     is_key: NDArray[np.bool_]
@@ -110,12 +122,31 @@ def make_timeline(
     return Timeline(np.round(times, 9), fps, duration)
 
 
-def scan_packets(container: Any, stream: Any) -> FrameIndex:
-    """Read all packets of `stream` once, decoding none; leaves the container at its end.
+def read_index(data: bytes) -> FrameIndex:
+    """Read all packets of a video file's video stream once, decoding none.
 
     Raises:
-        CorruptMediaError: If it has no packet.
+        CorruptMediaError: If no accepted demuxer reads it, or it has no video or no packet.
     """
+    with open_video(data) as (container, stream):
+        return _scan(data, container, stream)
+
+
+def stored_picture(data: bytes, container: Any, stream: Any) -> tuple[int, int, Orientation]:
+    """Return width, height (0 if unknown) and orientation of `stream` without decoding."""
+    context = stream.codec_context
+    width, height = int(context.width), int(context.height)
+    orientation = UPRIGHT
+    if container.format.name.startswith("mov,"):
+        for track in read_video_tracks(data):
+            if track.number == stream.id:
+                orientation = Orientation.from_matrix(track.matrix)
+                # FFmpeg leaves the size of MPEG-4 part 2 to its decoder.
+                width, height = width or track.width, height or track.height
+    return width, height, orientation
+
+
+def _scan(data: bytes, container: Any, stream: Any) -> FrameIndex:
     codec = str(stream.codec_context.name)
     pts: list[int | None] = []
     keys: list[bool] = []
@@ -151,8 +182,13 @@ def scan_packets(container: Any, stream: Any) -> FrameIndex:
     )
     rate = stream.average_rate or stream.guessed_rate
     stated = _stated_packets(container, stream)
+    width, height, orientation = stored_picture(data, container, stream)
     return FrameIndex(
         codec=codec,
+        width=width,
+        height=height,
+        orientation=orientation,
+        has_audio=has_audio(container),
         pts=np.array([-(2**63) if time is None else time for time in pts], dtype=np.int64),
         is_key=np.array(keys, dtype=np.bool_),
         is_shown=np.array(shown, dtype=np.bool_),
