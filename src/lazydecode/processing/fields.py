@@ -19,6 +19,7 @@ from lazydecode.inputs import (
     PaddedField,
     SharedField,
 )
+from lazydecode.processing.failures import ItemCountError
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def split_into_items(
     Outputs that have no rule belong to the text and are left out.
 
     Raises:
-        RuntimeError: If the outputs of one modality have different numbers of items.
+        ItemCountError: If the outputs of one modality have different numbers of items.
     """
     by_modality: dict[str, dict[str, list[MultiModalFieldElem]]] = {}
     for name, rule in config.items():
@@ -95,7 +96,7 @@ def split_into_items(
     for modality, elems in by_modality.items():
         counts = {name: len(values) for name, values in elems.items()}
         if len(set(counts.values())) > 1:
-            raise RuntimeError(f"{modality} outputs disagree on the number of items: {counts}")
+            raise ItemCountError(f"{modality} outputs disagree on the number of items: {counts}")
         num_items = next(iter(counts.values()))
         items[modality] = [
             MultiModalKwargsItem({name: values[index] for name, values in elems.items()})

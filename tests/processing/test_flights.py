@@ -1,0 +1,274 @@
+"""One decode and one processing per item, whoever waits, leaves, or fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from lazydecode.inputs import BatchedField, MultiModalFieldElem, MultiModalKwargsItem
+from lazydecode.media.base import MediaRef
+from lazydecode.processing.flights import ItemFlights, ItemOutput, WarmOutputs
+
+
+def output(value: float = 0.0, num_floats: int = 4) -> ItemOutput:
+    elem = MultiModalFieldElem(torch.full((num_floats,), value), BatchedField())
+    return ItemOutput(MultiModalKwargsItem({"x": elem}), ["update"])
+
+
+class Work:
+    """A decode and a processing that count their runs and can be held."""
+
+    def __init__(self) -> None:
+        self.decode_gate, self.process_gate = threading.Event(), threading.Event()
+        self.decode_gate.set()
+        self.process_gate.set()
+        self.decoding, self.processing = threading.Event(), threading.Event()
+        self.num_decodes = self.num_processed = 0
+        self.decode_error: Exception | None = None
+        self.process_error: Exception | None = None
+
+    def ref(self) -> MediaRef[str]:
+        return MediaRef(self._decode, b"payload")
+
+    def _decode(self) -> str:
+        self.num_decodes += 1
+        self.decoding.set()
+        assert self.decode_gate.wait(30)
+        if self.decode_error is not None:
+            raise self.decode_error
+        return "media"
+
+    def process(self, ref: MediaRef[Any] | None) -> ItemOutput:
+        self.num_processed += 1
+        self.processing.set()
+        assert self.process_gate.wait(30)
+        if self.process_error is not None:
+            raise self.process_error
+        assert ref is None or ref.decode() == "media"
+        return output(1.0)
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def pools() -> Iterator[tuple[ThreadPoolExecutor, ThreadPoolExecutor]]:
+    with ThreadPoolExecutor(2) as media, ThreadPoolExecutor(1) as processing:
+        yield media, processing
+
+
+@pytest.fixture
+def flights(pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor]) -> Iterator[ItemFlights]:
+    media, processing = pools
+    table = ItemFlights(processing, media_executor=media)
+    yield table
+    table.close()
+    assert len(table) == 0
+
+
+def test_many_join_one_flight(flights: ItemFlights, work: Work) -> None:
+    work.decode_gate.clear()
+    refs = [work.ref() for _ in range(5)]
+    joined = [flights.join("h", ref, work.process) for ref in refs]
+    assert len(flights) == 1
+    assert [flight.is_shared for flight in joined] == [False, True, True, True, True]
+    work.decode_gate.set()
+    results = {id(flight.result_future.result(30)) for flight in joined}
+    assert len(results) == 1
+    assert (work.num_decodes, work.num_processed) == (1, 1)
+    assert joined[0].decode_s > 0 and joined[0].process_s > 0
+
+
+def test_a_finished_item_is_warm_until_it_is_discarded(flights: ItemFlights, work: Work) -> None:
+    flights.join("h", work.ref(), work.process).result_future.result(30)
+    again = flights.join("h", work.ref(), work.process)
+    assert again.result_future.done() and again.decode_future.done()
+    assert again.is_shared
+    again.leave()
+    assert work.num_decodes == 1
+    flights.outputs.discard("h")
+    flights.join("h", work.ref(), work.process).result_future.result(30)
+    assert work.num_decodes == 2
+
+
+def test_the_first_may_leave_while_others_wait(flights: ItemFlights, work: Work) -> None:
+    work.decode_gate.clear()
+    first, second = (flights.join("h", work.ref(), work.process) for _ in range(2))
+    first.leave()
+    first.leave()
+    work.decode_gate.set()
+    assert second.result_future.result(30).updates == ["update"]
+
+
+def test_nobody_left_means_no_processing(flights: ItemFlights, work: Work) -> None:
+    work.decode_gate.clear()
+    flight = flights.join("h", work.ref(), work.process)
+    assert work.decoding.wait(30)
+    flight.leave()
+    work.decode_gate.set()
+    assert flight.decode_future.result(30) is None
+    assert isinstance(flight.result_future.exception(30), Exception)
+    assert (work.num_decodes, work.num_processed) == (1, 0)
+    flights.join("h", work.ref(), work.process).result_future.result(30)
+    assert work.num_processed == 1
+
+
+def test_a_decode_that_nobody_wants_is_not_begun(flights: ItemFlights, work: Work) -> None:
+    blocker = Work()
+    blocker.decode_gate.clear()
+    blocked = [flights.join(name, blocker.ref(), blocker.process) for name in "ab"]
+    flight = flights.join("h", work.ref(), work.process)
+    flight.leave()
+    blocker.decode_gate.set()
+    assert flight.decode_future.exception(30) is not None
+    assert work.num_decodes == 0
+    for other in blocked:
+        other.result_future.result(30)
+
+
+def test_processing_that_nobody_wants_any_more_is_not_begun(
+    flights: ItemFlights, work: Work
+) -> None:
+    blocker = Work()
+    blocker.process_gate.clear()
+    blocked = flights.join("a", None, blocker.process)
+    flight = flights.join("h", work.ref(), work.process)
+    assert flight.decode_future.result(30) is None
+    flight.leave()
+    blocker.process_gate.set()
+    blocked.result_future.result(30)
+    assert flight.result_future.exception(30) is not None
+    assert work.num_processed == 0
+
+
+def test_work_goes_on_for_later_requests_if_asked(flights: ItemFlights, work: Work) -> None:
+    work.decode_gate.clear()
+    flight = flights.join("h", work.ref(), work.process)
+    flight.leave(finish=True)
+    work.decode_gate.set()
+    assert flight.result_future.result(30)
+    assert "h" in flights.outputs
+
+
+@pytest.mark.parametrize("stage", ["decode", "process"])
+def test_a_failure_reaches_every_waiter_and_is_not_remembered(
+    flights: ItemFlights, work: Work, stage: str
+) -> None:
+    work.decode_gate.clear()
+    joined = [flights.join("h", work.ref(), work.process) for _ in range(3)]
+    setattr(work, f"{stage}_error", ValueError("bad"))
+    work.decode_gate.set()
+    for flight in joined:
+        assert str(flight.result_future.exception(30)) == "bad"
+        assert (flight.decode_future.exception(30) is None) == (stage == "process")
+    setattr(work, f"{stage}_error", None)
+    assert len(flights) == 0
+    assert "h" not in flights.outputs
+    flights.join("h", work.ref(), work.process).result_future.result(30)
+
+
+def test_the_flight_keeps_nothing_but_the_result(flights: ItemFlights, work: Work) -> None:
+    ref = work.ref()
+    flight = flights.join("h", ref, work.process)
+    flight.result_future.result(30)
+    assert flight._flight.ref is None and flight._flight.process is None
+    assert ref.data == b"payload"
+    assert ref.is_decoded
+
+
+def test_a_decoded_reference_takes_no_media_thread(work: Work) -> None:
+    class NoExecutor(Executor):
+        def submit(self, *args: Any, **kwargs: Any) -> Future[Any]:
+            raise AssertionError("submitted")
+
+    with ThreadPoolExecutor(1) as processing:
+        flights = ItemFlights(processing, media_executor=NoExecutor())
+        ref = work.ref()
+        ref.decode()
+        assert flights.join("h", ref, work.process).result_future.result(30)
+        assert flights.join("none", None, work.process).result_future.result(30)
+        with pytest.raises(AssertionError, match="submitted"):
+            flights.join("other", work.ref(), work.process)
+        assert len(flights) == 0
+
+
+def test_shared_futures_cannot_be_cancelled(flights: ItemFlights, work: Work) -> None:
+    work.decode_gate.clear()
+    flight = flights.join("h", work.ref(), work.process)
+    assert not flight.result_future.cancel()
+    assert not flight.decode_future.cancel()
+    work.decode_gate.set()
+    flight.result_future.result(30)
+
+
+def test_a_processing_pool_that_is_gone_is_a_failure(work: Work) -> None:
+    processing = ThreadPoolExecutor(1)
+    processing.shutdown()
+    with ThreadPoolExecutor(1) as media:
+        flights = ItemFlights(processing, media_executor=media)
+        flight = flights.join("h", work.ref(), work.process)
+        assert isinstance(flight.result_future.exception(30), RuntimeError)
+        assert len(flights) == 0
+
+
+def test_a_closed_table_takes_nothing(flights: ItemFlights, work: Work) -> None:
+    flights.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        flights.join("h", work.ref(), work.process)
+
+
+def test_warm_outputs_are_bounded() -> None:
+    size = output().kwargs.nbytes + 256
+    warm = WarmOutputs(2 * size)
+    for name in "abc":
+        warm.put(name, output())
+    assert [name in warm for name in "abc"] == [False, True, True]
+    assert warm.get("b") is not None
+    warm.put("d", output())
+    assert [name in warm for name in "bcd"] == [True, False, True]
+    warm.put("huge", output(num_floats=1000))
+    assert "huge" not in warm and len(warm) == 2
+    warm.clear()
+    assert len(warm) == 0 and warm.get("b") is None
+
+
+@pytest.mark.stress
+def test_waiters_that_come_and_go(pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor]) -> None:
+    media, processing = pools
+    flights = ItemFlights(processing, media_executor=media, outputs=WarmOutputs(0))
+    errors: list[BaseException] = []
+
+    def run(seed: int) -> None:
+        try:
+            for step in range(60):
+                work = Work()
+                number = (seed * 31 + step * 7) % 11
+                if number == 0:
+                    work.decode_error = ValueError("bad")
+                flight = flights.join(f"h{step % 3}", work.ref(), work.process)
+                if number in (1, 2, 3):
+                    flight.leave(finish=number == 3)
+                    continue
+                try:
+                    assert flight.result_future.result(30).updates == ["update"]
+                except ValueError as exc:
+                    assert str(exc) == "bad"
+                flight.leave()
+        except BaseException as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    flights.close()
+    assert not errors
+    assert len(flights) == 0
