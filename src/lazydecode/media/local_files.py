@@ -39,7 +39,7 @@ class LocalFiles:
     def __init__(self, root: Path) -> None:
         try:
             self._root = root.resolve(strict=True)
-        except OSError as exc:
+        except (OSError, RuntimeError) as exc:  # RuntimeError: links in a circle.
             raise ValueError(f"the folder of local media does not exist: {root}") from exc
         if not self._root.is_dir():
             raise ValueError(f"the folder of local media is not a folder: {root}")

@@ -38,6 +38,11 @@ class SingleFlight(Generic[_K, _V]):
         """Number of keys whose work runs now."""
         return len(self._flights)
 
+    @property
+    def num_waiting(self) -> int:
+        """Callers that wait now, over all keys."""
+        return sum(flight.num_waiting for flight in self._flights.values())
+
     async def run(self, key: _K, work: Callable[[], Coroutine[Any, Any, _V]]) -> tuple[_V, bool]:
         """Return the result for `key` and whether the work was already under way.
 
