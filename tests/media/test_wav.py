@@ -59,7 +59,9 @@ def test_every_sample_format_is_what_libsndfile_reads(subtype: str, channels: in
     samples, rate = decode(data)
     assert rate == 8000
     assert samples.shape == (1600,)
-    assert np.abs(samples - source.mean(axis=1)).max() < (0.02 if subtype in ("ALAW", "ULAW", "PCM_U8") else 0.001)
+    assert np.abs(samples - source.mean(axis=1)).max() < (
+        0.02 if subtype in ("ALAW", "ULAW", "PCM_U8") else 0.001
+    )
 
 
 @pytest.mark.parametrize("subtype", ["IMA_ADPCM", "MS_ADPCM", "GSM610"])

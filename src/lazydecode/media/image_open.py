@@ -14,6 +14,7 @@ from typing import Final
 from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
+    ExifTags,
     GifImagePlugin,
     ImageFile,
     JpegImagePlugin,
@@ -23,7 +24,7 @@ from PIL import (
 )
 
 from lazydecode.errors import CorruptMediaError
-from lazydecode.media.exif import NO_ROTATION, get_image_id_bytes, get_orientation
+from lazydecode.media.exif import get_image_id_bytes, get_orientation, parse_image_id
 from lazydecode.media.image_header import ImageFacts, count_tiff_pages, parse_image_header
 
 ACCEPTED_FORMATS: Final = ("JPEG", "PNG", "WebP", "GIF", "AVIF", "HEIC", "TIFF", "BMP")
@@ -63,17 +64,25 @@ def read_image_facts(data: bytes) -> ImageFacts:
         return facts
     opened = open_image(data)
     width, height = opened.size
+    if isinstance(opened, TiffImagePlugin.TiffImageFile):
+        # Pillow turns the page while it decodes it, and states the turned size. Its directory
+        # holds the ImageID; `getexif` would parse that a second time.
+        return ImageFacts(
+            width,
+            height,
+            opened.mode,
+            "TIFF",
+            num_frames=count_tiff_pages(data),
+            image_id=parse_image_id(opened.tag_v2.get(ExifTags.Base.ImageID)),
+        )
     format = opened.format or ""
-    # Pillow turns TIFF pages while it decodes them and states the turned size.
-    turned = format == "TIFF"
-    num_frames: int | None = getattr(opened, "n_frames", 1) if format in _COUNTED else 1
     return ImageFacts(
-        width=width,
-        height=height,
-        mode=opened.mode,
-        format=format,
-        num_frames=count_tiff_pages(data) if turned else num_frames,
-        orientation=NO_ROTATION if turned else get_orientation(opened),
+        width,
+        height,
+        opened.mode,
+        format,
+        num_frames=getattr(opened, "n_frames", 1) if format in _COUNTED else 1,
+        orientation=get_orientation(opened),
         image_id=get_image_id_bytes(opened),
     )
 
