@@ -50,6 +50,7 @@ _CEILINGS: Mapping[str, int] = {
     "num_attention_heads": HEADS,
     "encoder_attention_heads": HEADS,
     "decoder_attention_heads": HEADS,
+    "attention_heads": HEADS,
     "num_heads": HEADS,
     "num_key_value_heads": 2,
     "head_dim": WIDTH // HEADS,
@@ -127,23 +128,44 @@ def merge(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
     return merged
 
 
-def fill_token_ids(config: dict[str, Any], ids: Mapping[str, int | None], *, rows: int) -> None:
+def fill_token_ids(config: dict[str, Any], ids: Mapping[str, Any], *, rows: int) -> None:
     """Write token ids and vocabulary sizes into `config` in place, at every depth.
 
     Args:
         config: The configuration as a dictionary.
-        ids: Ids by the setting's stem: `bos`, `eos`, `pad`, `image`, `video`, `audio`, ….
+        ids: What to write, by the name of the setting.
         rows: Rows of the token embedding.
     """
     for name, value in config.items():
-        if isinstance(value, dict):
+        if name in ids:
+            config[name] = ids[name]
+        elif isinstance(value, dict):
             fill_token_ids(value, ids, rows=rows)
-            continue
-        stem = name.removesuffix("_token_id").removesuffix("_token_index")
-        if name in ("vocab_size", "vocab_size_per_layer_input"):
+        elif name in ("vocab_size", "vocab_size_per_layer_input"):
             config[name] = rows
-        elif stem != name and stem in ids:
-            config[name] = ids[stem]
+
+
+def token_ids(family: Family, tokenizer: Any, processor: Any) -> dict[str, Any]:
+    """Return the ids that configurations hold, by the names of the settings."""
+    ids: dict[str, Any] = {}
+    for name in ("bos", "eos", "pad"):
+        ids[f"{name}_token_id"] = getattr(tokenizer, f"{name}_token_id")
+    for modality in ("image", "video", "audio"):
+        token_id = getattr(processor, f"{modality}_token_id", None)
+        if isinstance(token_id, int):
+            ids[f"{modality}_token_id"] = ids[f"{modality}_token_index"] = token_id
+    vocabulary = tokenizer.get_vocab()
+    for name in ("vision_start", "vision_end"):
+        if f"<|{name}|>" in vocabulary:
+            ids[f"{name}_token_id"] = vocabulary[f"<|{name}|>"]
+    # Models that draw images map the tokens of their codebook by name.
+    ids["vocabulary_map"] = vocabulary
+    for name, texts in family.token_settings.items():
+        if isinstance(texts, str):
+            ids[name] = vocabulary[texts]
+        else:
+            ids[name] = [vocabulary[text] for text in texts]
+    return ids
 
 
 def tiny_config(family: Family, tokenizer: Any, processor: Any) -> dict[str, Any]:
@@ -155,18 +177,7 @@ def tiny_config(family: Family, tokenizer: Any, processor: Any) -> dict[str, Any
         processor: The family's processor, which knows its media tokens; None without media.
     """
     config = merge(shrunk_default(family.model_type), family.config)
-    ids: dict[str, int | None] = {
-        name: getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")
-    }
-    for modality in ("image", "video", "audio"):
-        token_id = getattr(processor, f"{modality}_token_id", None)
-        if isinstance(token_id, int):
-            ids[modality] = token_id
-    for stem in ("vision_start", "vision_end"):
-        text = f"<|{stem}|>"
-        if text in tokenizer.get_vocab():
-            ids[stem] = tokenizer.convert_tokens_to_ids(text)
-    fill_token_ids(config, ids, rows=len(tokenizer))
+    fill_token_ids(config, token_ids(family, tokenizer, processor), rows=len(tokenizer))
     config["model_type"] = family.model_type
     config["dtype"] = family.dtype
     return config

@@ -52,6 +52,8 @@ class Family:
     pad: str = "<|pad|>"
     config: Mapping[str, Any] = field(default_factory=dict)
     """Merged over the shrunk default configuration; nested like it."""
+    token_settings: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
+    """Configuration settings that hold ids of tokens, by the tokens' texts."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     architecture: str | None = None
     """Model class, where transformers' auto classes do not name the right one."""

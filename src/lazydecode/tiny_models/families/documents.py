@@ -24,7 +24,14 @@ FAMILIES = (
         bos="<s>",
         eos="</s>",
         pad="<pad>",
-        config={"text_config": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}},
+        config={
+            "text_config": {
+                "num_experts_per_tok": 2,
+                "mlp_layer_types": ["dense", "sparse"],
+                "n_group": 1,
+                "topk_group": 1,
+            }
+        },
     ),
     Family(
         name="paddleocr_vl",
@@ -49,7 +56,9 @@ FAMILIES = (
             "image_end_token": "<|vision_end|>",
         },
         slots={"image": Slot("<|vision_start|><|image_pad|><|vision_end|>")},
-        config={"text_config": {"head_dim": 16}},
+        config={
+            "text_config": {"head_dim": 16, "rope_parameters": {"mrope_section": [2, 2, 2, 2]}}
+        },
     ),
     Family(
         name="florence2",

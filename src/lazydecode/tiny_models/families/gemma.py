@@ -21,6 +21,12 @@ FAMILIES = (
         eos="<eos>",
         pad="<pad>",
         config={"vision_config": {"image_size": 896, "patch_size": 14, "vision_use_head": False}},
+        token_settings={
+            "image_token_index": "<image_soft_token>",
+            "image_token_id": "<image_soft_token>",
+            "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+        },
     ),
     Family(
         name="gemma3n",
@@ -43,6 +49,7 @@ FAMILIES = (
         bos="<bos>",
         eos="<eos>",
         pad="<pad>",
+        no_weights="its vision tower has 300 million parameters and is built with timm",
     ),
     Family(
         name="gemma4",

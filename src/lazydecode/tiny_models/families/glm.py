@@ -86,7 +86,10 @@ FAMILIES = (
             "image": Slot("<|media_begin|>image<|media_content|><|media_pad|><|media_end|>"),
             "video": Slot("<|kimi_k25_video_placeholder|>"),
         },
-        config={"projection_hidden_size": 64},
+        config={
+            "projection_hidden_size": 64,
+            "text_config": {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1},
+        },
     ),
     Family(
         name="ernie4_5_vl_moe",
@@ -106,6 +109,14 @@ FAMILIES = (
         slots={
             "image": Slot("Picture 1:<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
             "video": Slot("Video 1:<|VIDEO_START|><|VIDEO_PLACEHOLDER|><|VIDEO_END|>"),
+        },
+        config={
+            "text_config": {
+                "rope_parameters": {"mrope_section": [3, 3, 2]},
+                "moe_num_experts": 4,
+                "moe_k": 2,
+                "moe_intermediate_size": [64, 32],
+            }
         },
     ),
     Family(

@@ -33,6 +33,7 @@ FAMILIES = (
             },
             "text_config": {"intermediate_size_mlp": 128, "moe_layers": [0, 1]},
         },
+        token_settings={"image_token_index": "<|patch|>", "image_token_id": "<|patch|>"},
     ),
     Family(
         name="mllama",

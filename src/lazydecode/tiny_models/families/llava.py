@@ -125,5 +125,6 @@ FAMILIES = (
         slots={"image": Slot("<|image|>"), "video": Slot("<|video|>")},
         bos="<|begin_of_text|>",
         eos="<|end_of_text|>",
+        no_weights="its vision tower is built with timm",
     ),
 )

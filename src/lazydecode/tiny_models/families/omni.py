@@ -14,6 +14,14 @@ FAMILIES = (
         audio_argument="audio_processor",
         named_tokens={"image_token": "<|endoftext10|>", "audio_token": "<|endoftext11|>"},
         slots={"image": Slot("<|endoftext10|>"), "audio": Slot("<|endoftext11|>")},
+        config={
+            "audio_config": {
+                "ext_pw_out_channel": 64,
+                "depthwise_separable_out_channel": 64,
+                "nemo_conv_channels": 64,
+                "num_blocks": 2,
+            }
+        },
     ),
     Family(
         name="nemotron_h_omni",
@@ -87,7 +95,13 @@ FAMILIES = (
                 },
                 "per_layer_config": {"0": {"num_key_value_heads": 4}},
             },
-            "audio_config": {"num_key_value_heads": 4},
+            "audio_config": {
+                "num_key_value_heads": 4,
+                "adapter_input_size": 64,
+                "downsample_hidden_size": 32,
+                "conv_output_size": 512,
+            },
+            "vision_config": {"adapter_in_dim": 64, "per_layer_config": {}},
         },
     ),
 )

@@ -112,10 +112,7 @@ FAMILIES = (
         },
         eos="<|im_end|>",
         pad="<|endoftext|>",
-        config={
-            "enable_audio_output": False,
-            "thinker_config": {"text_config": {"rope_parameters": _MROPE}},
-        },
+        architecture="Qwen2_5OmniThinkerForConditionalGeneration",
     ),
     Family(
         name="qwen3_omni_moe",
@@ -142,7 +139,10 @@ FAMILIES = (
         pad="<|endoftext|>",
         config={
             "enable_audio_output": False,
-            "thinker_config": {"text_config": {"rope_parameters": _MROPE}},
+            "thinker_config": {
+                "vision_start_token_id": None,
+                "text_config": {"rope_parameters": _MROPE},
+            },
         },
     ),
     Family(

@@ -58,6 +58,16 @@ FAMILIES = (
         ),
         slots={"image": Slot("<image>\n")},
         config={"vision_config": {"image_size": 448}},
+        token_settings={
+            "image_token_id": "<IMG_ATOM>",
+            "visual_indicator_token_ids": (
+                "<IMG_START>",
+                "<IMG_GRID>",
+                "<IMG_COL>",
+                "<IMG_ROW>",
+                "<IMG_END>",
+            ),
+        },
     ),
     Family(
         name="minicpmv4_6",
@@ -76,6 +86,11 @@ FAMILIES = (
             "image_id_end_token": "</image_id>",
         },
         slots={"image": Slot("<|image_pad|>\n"), "video": Slot("<|video_pad|>\n")},
+        config={
+            "patch_size": 14,
+            "insert_layer_id": 0,
+            "vision_config": {"patch_size": 14, "image_size": 980, "insert_layer_id": 0},
+        },
     ),
     Family(
         name="step3p7",
@@ -129,6 +144,14 @@ FAMILIES = (
         ),
         slots={"image": Slot("<|image|>"), "video": Slot("<|video|>")},
         config={"adapter_config": {"vision_feature_layer": [1, 0]}},
+        token_settings={
+            "image_patch_id": "<im_patch>",
+            "image_start_token_id": "<im_start>",
+            "image_end_token_id": "<im_end>",
+            "low_res_image_start_token_id": "<low_res_im_start>",
+            "frame_start_token_id": "<frame_start>",
+            "frame_end_token_id": "<frame_end>",
+        },
     ),
     Family(
         name="aria",

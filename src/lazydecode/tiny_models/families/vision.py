@@ -60,6 +60,7 @@ FAMILIES = (
                 "image_token_embed_dim": 64,
             }
         },
+        token_settings={"image_token_id": "<image_placeholder>"},
     ),
     Family(
         name="fuyu",
@@ -95,7 +96,7 @@ FAMILIES = (
         model_type="blip-2",
         processor="Blip2Processor",
         turns=BARE,
-        image=Part("BlipImageProcessor"),
+        image=Part("BlipImageProcessor", {"size": {"height": 224, "width": 224}}),
         processor_options={"num_query_tokens": 32},
         slots={"image": Slot("")},
         bos="<s>",
