@@ -133,6 +133,12 @@ class Settings(BaseSettings):
     max_budget_wait: float = Field(
         _REQUEST.max_wait_s, gt=0, description="Longest wait for memory, seconds; then 503."
     )
+    max_render_time: float | None = Field(
+        None,
+        gt=0,
+        description="Longest time in which a request must be rendered, fetching included, "
+        "seconds; then 504. None given: no limit.",
+    )
     request_kwargs: bool = Field(
         True, description="Take media_io_kwargs and mm_processor_kwargs of a request."
     )

@@ -15,6 +15,7 @@
     │   └── OriginRefusedError           422  the origin answered 4xx
     ├── FetchError                       502  retryable: the origin could not be reached or failed
     │   └── FetchTimeoutError            504  retryable
+    ├── TimeLimitError                   504  retryable: the server's own time limit was reached
     ├── OverloadedError                  503  retryable, with Retry-After: queue or budget full
     └── EngineError                      500
         ├── EngineDeadError              503  retryable: the engine process went away
@@ -165,6 +166,14 @@ class FetchTimeoutError(FetchError):
 
     status = 504
     error_type = "GatewayTimeoutError"
+
+
+class TimeLimitError(LazyDecodeError):
+    """The request took longer than the server allows."""
+
+    status = 504
+    error_type = "GatewayTimeoutError"
+    retryable = True
 
 
 class OverloadedError(LazyDecodeError):

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.origin import Origin
+from tests.server import cases, stub_connector  # noqa: F401  # registers the connector
 from tests.server.harness import Server
 
 
@@ -28,6 +30,37 @@ def chat_server(tiny_model: Callable[..., Path], shared_origin: Origin) -> Itera
         media_fetch_max_retries=2,
     ) as server:
         yield server
+
+
+def _render_only(family: str, **settings: Any) -> Any:
+    """A fixture: a render-only server of a family, allowed to fetch from the shared origin."""
+
+    @pytest.fixture(scope="session")
+    def server(tiny_model: Callable[..., Path], shared_origin: Origin) -> Iterator[Server]:
+        with Server(
+            tiny_model(family, weights=False),
+            engine="none",
+            served_model_name=("m",),
+            allowed_private_networks=(shared_origin.netloc,),
+            **settings,
+        ) as started:
+            yield started
+
+    return server
+
+
+render_server = _render_only("qwen2_5_vl")
+audio_render_server = _render_only("qwen2_audio")
+text_render_server = _render_only("qwen2")
+files_server = _render_only("qwen2_5_vl", allowed_local_media_path=cases.TREE / "allowed")
+media_folder_server = _render_only("qwen2_5_vl", allowed_local_media_path=cases.MEDIA)
+small_download_server = _render_only("qwen2_5_vl", max_media_download_mb=1.0)
+named_hosts_server = _render_only(
+    "qwen2_5_vl", media_connector="stub-resolver", allowed_media_domains=("example.com",)
+)
+stub_resolver_server = _render_only("qwen2_5_vl", media_connector="stub-resolver")
+two_images_server = _render_only("qwen2_5_vl", limit_mm_per_prompt={"image": 2})
+deadline_server = _render_only("qwen2_5_vl", max_render_time=1.0, image_fetch_timeout=30.0)
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
@@ -118,13 +119,21 @@ class Server:
 
     # -- what it did
 
+    def wait_idle(self, timeout_s: float = 10.0) -> None:
+        """Return when no request is inside; an answer arrives a moment before that."""
+        deadline = time.monotonic() + timeout_s
+        while self.context.queue.num_inside and time.monotonic() < deadline:
+            time.sleep(0.002)
+        assert self.context.queue.num_inside == 0
+
     def metric(self, name: str, **labels: str) -> float:
         """A sample of the server's metrics; 0 if it does not exist yet."""
         value = self.context.metrics.registry.get_sample_value(f"lazydecode_{name}", labels)
         return 0.0 if value is None else value
 
     def decodes(self, modality: str = "image") -> int:
-        """Decoder runs so far, as the metrics count them."""
+        """Decoder runs so far, as the metrics count them, of requests that have ended."""
+        self.wait_idle()
         return int(self.metric("decodes_total", modality=modality))
 
 

@@ -129,6 +129,10 @@ class ProcessorCall:
         if media.videos:
             arguments["videos"] = [v[0] if isinstance(v, tuple) else v for v in media.videos]
             metadata = [v[1] for v in media.videos if isinstance(v, tuple)]
+            if arguments.get("do_sample_frames"):
+                metadata = [
+                    as_if_whole(v[1], len(v[0])) for v in media.videos if isinstance(v, tuple)
+                ]
             if metadata:
                 # A fresh object each time: some classes write a default fps into it.
                 arguments["video_metadata"] = [plain_metadata(m) for m in metadata]
@@ -147,6 +151,28 @@ class ProcessorCall:
 def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return those facts about a decoded video that transformers knows."""
     return {name: metadata[name] for name in _METADATA_FIELDS if name in metadata}
+
+
+def as_if_whole(metadata: Mapping[str, Any], num_frames: int) -> dict[str, Any]:
+    """Return metadata that takes the decoded frames for the whole video.
+
+    A processor that samples picks from the frames that it is given, by the count and the rate
+    that the metadata states. The times of what it keeps are then those in the source, as far as
+    the decoder's choice was even.
+    """
+    if num_frames == metadata.get("total_num_frames"):
+        return dict(metadata)
+    whole = {
+        **metadata,
+        "total_num_frames": num_frames,
+        "frames_indices": list(range(num_frames)),
+    }
+    times = metadata.get("timestamps") or []
+    if len(times) == num_frames > 1 and times[-1] > times[0]:
+        whole["fps"] = (num_frames - 1) / (times[-1] - times[0])
+    elif metadata.get("duration"):
+        whole["fps"] = num_frames / metadata["duration"]
+    return whole
 
 
 def audio_processor_of(processor: Any) -> Any | None:

@@ -18,7 +18,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -37,8 +37,9 @@ from lazydecode.media.executor import MediaExecutor
 from lazydecode.models.loading import ModelFrontend
 from lazydecode.processing.flights import ItemFlights
 from lazydecode.renderers.chat import Conversation, check_item_counts
+from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
-from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner
+from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner, time_limit
 from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")
@@ -105,9 +106,7 @@ class BaseRenderer:
             max_waiting=limits.max_waiting,
             max_wait_s=limits.max_wait_s,
         )
-        self._fetcher = MediaFetcher(
-            connector, frontend.info, limits=limits, budget=self.encoded_budget
-        )
+        self._fetcher = MediaFetcher(connector, frontend.info, limits=limits)
         self._processing = ThreadPoolExecutor(settings.processing_threads, "lazydecode-process")
         self._flights = ItemFlights(self._processing, media_executor=executor)
         self._runner: MultiModalRunner | None = None
@@ -125,11 +124,16 @@ class BaseRenderer:
 
     @asynccontextmanager
     async def open(
-        self, request: RenderRequest, *, timeline: Timeline
+        self, request: RenderRequest, *, timeline: Timeline, hold: EncodedHold | None = None
     ) -> AsyncIterator[RenderedRequest]:
         """Fetch the media and write the prompt; the block decides what is made of them.
 
         Everything that the request holds is released at the end of the block.
+
+        Args:
+            request: What to render.
+            timeline: Is told of stages and items.
+            hold: What the request holds of the memory budget already.
 
         Raises:
             LazyDecodeError: If the request cannot be rendered; nothing was fetched for one
@@ -147,11 +151,17 @@ class BaseRenderer:
         decoders = self._fetcher.resolve(
             sorted({item.modality for item in conversation.media}), media_io_kwargs
         )
-        async with AsyncExitStack() as hold:
-            prompt, items = await _both(
-                self._render_prompt(request, timeline),
-                self._fetcher.fetch_all(conversation.media, decoders, hold=hold, timeline=timeline),
-            )
+        limit_s = self.settings.max_render_time
+        deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
+        async with hold or EncodedHold(self.encoded_budget) as hold:
+            with time_limit(deadline):
+                async with asyncio.timeout_at(deadline):
+                    prompt, items = await _both(
+                        self._render_prompt(request, timeline),
+                        self._fetcher.fetch_all(
+                            conversation.media, decoders, hold=hold, timeline=timeline
+                        ),
+                    )
             job = Job(
                 request_id=request.request_id,
                 prompt=prompt,
@@ -159,6 +169,7 @@ class BaseRenderer:
                 media_io_kwargs=media_io_kwargs,
                 mm_processor_kwargs=request.mm_processor_kwargs,
                 cache_salt=request.cache_salt,
+                deadline=deadline,
             )
             try:
                 yield RenderedRequest(self, job, timeline)
@@ -191,16 +202,11 @@ class BaseRenderer:
         with timeline.stage("template"):
             return await asyncio.get_running_loop().run_in_executor(self._tokenizers, render)
 
-    async def run(
-        self,
-        job: Job,
-        cache: BaseMultiModalProcessorCache | None,
-        deliver: Deliver,
-        timeline: Timeline,
-    ) -> None:
-        """Process a job with items; see `MultiModalRunner.run`."""
-        assert self._runner is not None  # a text-only model was given no items
-        await self._runner.run(job, cache, deliver, timeline)
+    @property
+    def runner(self) -> MultiModalRunner:
+        """What processes items; a text-only model has none, and is given none."""
+        assert self._runner is not None
+        return self._runner
 
     async def on_worker(self, function: Callable[[], _T]) -> _T:
         """Run `function` on the ordered worker."""
@@ -218,6 +224,8 @@ class BaseRenderer:
 
     async def close(self) -> None:
         """End all threads and connections; requests must have ended."""
+        if self._runner is not None:
+            await self._runner.drain()
         await self._connector.close()
         await asyncio.to_thread(self._shutdown)
 
@@ -265,9 +273,19 @@ class RenderedRequest:
         await self._run(self._renderer.sender_cache, deliver)
 
     async def render(self, *, with_payload: bool) -> MultiModalInput:
-        """Process for whoever asked: all items with tensors, if they are wanted."""
+        """Process for whoever asked: all items with tensors, if they are wanted.
+
+        If they are not, headers may be enough, and nothing is decoded.
+        """
+        cache = self._renderer.render_cache
+        if self._job.items and not with_payload:
+            sketched = await self._renderer.runner.render_from_headers(
+                self._job, cache, self._timeline
+            )
+            if sketched is not None:
+                return sketched
         rendered: list[MultiModalInput] = []
-        await self._run(self._renderer.render_cache, rendered.append)
+        await self._run(cache, rendered.append)
         return rendered[0]
 
     async def invalidate(self, mm_hashes: Sequence[str]) -> None:
@@ -288,7 +306,7 @@ class RenderedRequest:
                 # Without items no cache changes, so the order does not matter.
                 take(_text_input(self._job.prompt))
             else:
-                await self._renderer.run(self._job, cache, take, self._timeline)
+                await self._renderer.runner.run(self._job, cache, take, self._timeline)
         finally:
             self.processing_s += time.perf_counter() - started
 

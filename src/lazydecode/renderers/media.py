@@ -6,8 +6,7 @@ What comes out is encoded and identified; nothing is decoded here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -15,18 +14,19 @@ from lazydecode.errors import (
     InvalidRequestError,
     LazyDecodeError,
     MediaTooLargeError,
+    OverloadedError,
     ValidationError,
 )
 from lazydecode.limits import RequestLimits
 from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef
-from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import FetchTrace, MediaConnector, trace_fetch
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.video import VideoMediaIO
 from lazydecode.processing.context import BaseProcessingInfo
 from lazydecode.renderers.chat import MediaRequest
+from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.timeline import Timeline
 
 MediaIOKwargs: TypeAlias = Mapping[str, Mapping[str, Any]]
@@ -84,7 +84,6 @@ class MediaFetcher:
         connector: Brings encoded bytes.
         info: Chooses the decoder of each modality.
         limits: What one request may hold.
-        budget: What all requests together may hold, in encoded bytes.
     """
 
     def __init__(
@@ -93,12 +92,10 @@ class MediaFetcher:
         info: BaseProcessingInfo,
         *,
         limits: RequestLimits,
-        budget: ByteBudget,
     ) -> None:
         self._connector = connector
         self._info = info
         self._limits = limits
-        self._budget = budget
 
     def resolve(
         self, modalities: Sequence[str], media_io_kwargs: MediaIOKwargs
@@ -128,16 +125,16 @@ class MediaFetcher:
         media: Sequence[MediaRequest],
         decoders: Mapping[str, MediaIO[Any]],
         *,
-        hold: AsyncExitStack,
+        hold: EncodedHold,
         timeline: Timeline,
     ) -> list[EncodedItem]:
         """Return the items in the order of `media`, when all have ended.
 
         Args:
-            media: What to fetch. Their sources are dropped, so that the request body can go.
+            media: What to fetch. Views of the request body are dropped from them, so that it
+                can go.
             decoders: Modality -> decoder.
-            hold: Gets what holds the memory budget; it is to be closed after the items were
-                released.
+            hold: What the request holds of the memory budget; to be released after the items.
             timeline: Is told of each item.
 
         Raises:
@@ -146,33 +143,50 @@ class MediaFetcher:
         known = sum(_known_bytes(item) for item in media)
         self._check_total(known)
         unknown = sum(1 for item in media if isinstance(item.source, str))
-        reserved = known + unknown * _GUESS_BYTES
-        reservation = await hold.enter_async_context(
-            self._budget.reserve(min(reserved, self._budget.capacity))
-        )
+        await hold.require(known + unknown * _GUESS_BYTES)
         items = await self._fetch_each(media, decoders, timeline)
-        # A payload that several items share exists once.
-        payloads = {id(item.ref.data): len(item.ref.data) for item in items if item.ref}
-        total = sum(payloads.values())
         try:
-            self._check_total(total)
-            if total <= reservation.nbytes:
-                reservation.shrink(total)
-            else:
-                extra = self._budget.reserve(total - reservation.nbytes)
-                await hold.enter_async_context(extra)
+            total = self._check_total(_payload_bytes(items))
+            try:
+                await hold.require(total)
+            except OverloadedError:
+                # Larger than expected, and memory is short: wait for a turn with nothing held,
+                # then fetch again what can be fetched again.
+                items = await self._fetch_again(media, decoders, items, total, hold, timeline)
+                total = self._check_total(_payload_bytes(items))
+                await hold.require(total)
+            hold.shrink(total)
         except BaseException:
-            for item in items:
-                item.release()
+            _release(items)
             raise
         return items
 
-    def _check_total(self, total: int) -> None:
+    async def _fetch_again(
+        self,
+        media: Sequence[MediaRequest],
+        decoders: Mapping[str, MediaIO[Any]],
+        items: Sequence[EncodedItem],
+        total: int,
+        hold: EncodedHold,
+        timeline: Timeline,
+    ) -> list[EncodedItem]:
+        remote = [at for at, item in enumerate(media) if item.source is not None]
+        _release([items[at] for at in remote])
+        await hold.release()
+        await hold.require(total)
+        fetched = await self._fetch_each([media[at] for at in remote], decoders, timeline)
+        renewed = list(items)
+        for at, item in zip(remote, fetched, strict=True):
+            renewed[at] = item
+        return renewed
+
+    def _check_total(self, total: int) -> int:
         limit = self._limits.max_encoded_bytes_per_request
         if total > limit:
             raise MediaTooLargeError(
                 f"the request's media have {total} bytes in all; at most {limit} are allowed"
             )
+        return total
 
     async def _fetch_each(
         self,
@@ -192,7 +206,8 @@ class MediaFetcher:
                         self._fetch(item, item.source, decoders[item.modality]),
                         name=f"fetch-{item.where}",
                     )
-            item.source = None
+            if isinstance(item.source, memoryview) or _known_bytes(item):
+                item.source = None
             waits.append(_wait_for_item(item, task, timeline))
         # Also when cancelled: threads may still be reading a payload.
         results = await await_with_cancellation_drain(
@@ -202,8 +217,7 @@ class MediaFetcher:
         failures = [result for result in results if isinstance(result, BaseException)]
         items = [result for result in results if isinstance(result, EncodedItem)]
         if failures:
-            for encoded in items:
-                encoded.release()
+            _release(items)
             raise failures[0]
         return items
 
@@ -245,6 +259,17 @@ async def _wait_for_item(
     record.add("digest", trace.digest_s)
     # Items that share a fetch are released one by one: each needs a ref of its own.
     return EncodedItem(item.modality, item.index, item.uuid, ref.renew())
+
+
+def _release(items: Iterable[EncodedItem]) -> None:
+    for item in items:
+        item.release()
+
+
+def _payload_bytes(items: Iterable[EncodedItem]) -> int:
+    """Encoded bytes of all items; a payload that several share exists once."""
+    payloads = [item.ref.data for item in items if item.ref is not None]
+    return sum({id(data): len(data) for data in payloads}.values())
 
 
 def _known_bytes(item: MediaRequest) -> int:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack, nullcontext, suppress
+from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache
-from lazydecode.errors import InvalidRequestError, LazyDecodeError, MediaTooLargeError
+from lazydecode.errors import (
+    InvalidRequestError,
+    LazyDecodeError,
+    MediaTooLargeError,
+    TimeLimitError,
+)
 from lazydecode.inputs import MultiModalInput
 from lazydecode.limits import RequestLimits
 from lazydecode.media.base import MediaRef
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.estimate import estimate_decoded_bytes
+from lazydecode.models.generic import GenericMultiModalProcessor
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
@@ -39,6 +45,8 @@ class Job:
     media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
+    deadline: float | None = None
+    """Time of the event loop by which the first processing must have ended; None: no limit."""
 
 
 Deliver: TypeAlias = Callable[[MultiModalInput], None]
@@ -77,6 +85,7 @@ class MultiModalRunner:
         self._budget = budget
         self._limits = limits
         self._fingerprint = fingerprint
+        self._given_up: set[asyncio.Task[None]] = set()
 
     async def run(
         self,
@@ -95,27 +104,111 @@ class MultiModalRunner:
         """
         timing = TimingContext(observer=timeline)
         refs: list[MediaRef[Any]] = []
+        deadline, job.deadline = job.deadline, None  # repairs are not the client's doing
         try:
-            inputs = self._build_inputs(job, cache, refs)
-            async with AsyncExitStack() as stack:
-                with timeline.stage("budget"):
-                    estimate = await self._estimate(inputs)
-                    await stack.enter_async_context(self._budget.reserve(estimate))
-                cancellation = _Cancellation()
-                await await_with_cancellation_drain(
-                    self._run_phases(inputs, deliver, timing, cancellation),
-                    on_cancel=cancellation.set,
+            with time_limit(deadline), client_errors():
+                inputs = self._build_inputs(job, cache, refs)
+                async with AsyncExitStack() as stack:
+                    with timeline.stage("budget"):
+                        estimate = await self._estimate(inputs)
+                        async with asyncio.timeout_at(deadline):
+                            await stack.enter_async_context(self._budget.reserve(estimate))
+                    cancellation = _Cancellation()
+                    task = asyncio.ensure_future(
+                        self._run_held(stack.pop_all(), refs, inputs, deliver, timing, cancellation)
+                    )
+                await self._wait_until(task, deadline, cancellation)
+        finally:
+            for stage, seconds in timing.stage_secs.items():
+                timeline.add(stage, seconds)
+
+    async def render_from_headers(
+        self, job: Job, cache: BaseMultiModalProcessorCache | None, timeline: Timeline
+    ) -> MultiModalInput | None:
+        """Return ids, ranges and identities without decoding anything.
+
+        None if no item is missing from the cache, so that `run` decodes nothing either, or if
+        a header does not say enough.
+
+        Raises:
+            LazyDecodeError: If an item's size or an option cannot be used.
+        """
+        processor = self._processor
+        if not isinstance(processor, GenericMultiModalProcessor):
+            return None
+        refs: list[MediaRef[Any]] = []
+        try:
+            with timeline.stage("headers"), client_errors():
+                inputs = self._build_inputs(job, cache, refs)
+                if not self._find_missing(inputs):
+                    return None
+                return await self._on(
+                    self._processing, lambda: self._render_from_headers(processor, inputs)
                 )
-        except LazyDecodeError:
-            raise
-        except ValueError as exc:
-            # Rules on options that lower rooms state as plain ValueErrors.
-            raise InvalidRequestError(str(exc)) from exc
         finally:
             for ref in refs:
                 ref.release()
-            for stage, seconds in timing.stage_secs.items():
-                timeline.add(stage, seconds)
+
+    def _render_from_headers(
+        self, processor: GenericMultiModalProcessor, inputs: ProcessorInputs
+    ) -> MultiModalInput | None:
+        rendering = processor.render_from_headers(inputs)
+        if rendering is None:
+            return None
+        info = processor.info
+        algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
+        return MultiModalInput(
+            type="multimodal",
+            prompt_token_ids=rendering.token_ids,
+            mm_kwargs={},
+            mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
+            mm_placeholders=rendering.placeholders,
+        )
+
+    async def drain(self) -> None:
+        """Return when nothing runs any more of requests that were given up."""
+        if self._given_up:
+            await asyncio.wait(self._given_up)
+
+    async def _wait_until(
+        self, task: asyncio.Task[None], deadline: float | None, cancellation: _Cancellation
+    ) -> None:
+        """Wait for `task`; past the deadline it is left to drain by itself.
+
+        A decode cannot be interrupted. The client need not wait for its end, but what the
+        request holds is released only then.
+        """
+        if deadline is not None:
+            left_s = deadline - asyncio.get_running_loop().time()
+            try:
+                await asyncio.wait((task,), timeout=max(0.0, left_s))
+            except asyncio.CancelledError:
+                cancellation.set()
+                await await_with_cancellation_drain(asyncio.wait((task,)))
+                raise
+            if not task.done():
+                cancellation.set()
+                self._given_up.add(task)
+                task.add_done_callback(self._given_up.discard)
+                raise TimeoutError
+        await await_with_cancellation_drain(task, on_cancel=cancellation.set)
+
+    async def _run_held(
+        self,
+        held: AsyncExitStack,
+        refs: Sequence[MediaRef[Any]],
+        inputs: ProcessorInputs,
+        deliver: Deliver,
+        timing: TimingContext,
+        cancellation: _Cancellation,
+    ) -> None:
+        """Run the phases, then give back what the request holds; never cancelled itself."""
+        async with held:
+            try:
+                await self._run_phases(inputs, deliver, timing, cancellation)
+            finally:
+                for ref in refs:
+                    ref.release()
 
     def _build_inputs(
         self, job: Job, cache: BaseMultiModalProcessorCache | None, refs: list[MediaRef[Any]]
@@ -239,6 +332,28 @@ class MultiModalRunner:
     @staticmethod
     async def _on(executor: Executor, function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(executor, function)
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Turn the ValueErrors in which lower rooms state rules on options into the client's error."""
+    try:
+        yield
+    except LazyDecodeError:
+        raise
+    except ValueError as exc:
+        raise InvalidRequestError(str(exc)) from exc
+
+
+@contextmanager
+def time_limit(deadline: float | None) -> Iterator[None]:
+    """Turn a TimeoutError that a deadline caused into the client's error."""
+    try:
+        yield
+    except TimeoutError as exc:
+        if deadline is None or asyncio.get_running_loop().time() < deadline:
+            raise
+        raise TimeLimitError("the request was not rendered within the server's time limit") from exc
 
 
 class _Cancellation:

@@ -11,18 +11,30 @@ from starlette.types import Receive, Scope
 
 from lazydecode.errors import InvalidRequestError, RequestTooLargeError
 from lazydecode.renderers.chat import Conversation, parse_messages
+from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
 _INLINE_BYTES: Final = 64 * 1024
 """Up to here parsing takes some 50 µs, less than a thread hop."""
+_FREE_BYTES: Final = 1024 * 1024
+"""Bodies up to here are read without asking for memory."""
 _PREALLOCATE_BYTES: Final = 64 * 1024 * 1024
 """A stated length is believed up to here; what is beyond is grown as it comes."""
 
 
-async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytearray:
+async def read_body(
+    scope: Scope, receive: Receive, *, max_bytes: int, hold: EncodedHold | None = None
+) -> bytearray:
     """Return the body of an HTTP request.
 
     It is written into one buffer as it arrives: no list of chunks is joined at the end.
+
+    Args:
+        scope: The request's.
+        receive: The request's.
+        max_bytes: Largest body.
+        hold: Gets the memory of a large body before it is read, and that of what is decoded
+            from it. The connection stands still meanwhile.
 
     Raises:
         RequestTooLargeError: As soon as more than `max_bytes` are announced or arrived.
@@ -31,6 +43,8 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytear
     stated = _content_length(scope)
     if stated is not None and stated > max_bytes:
         raise _too_large(max_bytes)
+    if hold is not None and (stated or 0) > _FREE_BYTES:
+        await hold.require(_with_payload(stated or 0))
     body = bytearray(min(stated or 0, _PREALLOCATE_BYTES))
     filled = 0
     while True:
@@ -40,6 +54,10 @@ async def read_body(scope: Scope, receive: Receive, *, max_bytes: int) -> bytear
         chunk: bytes = message.get("body", b"")
         if filled + len(chunk) > max_bytes:
             raise _too_large(max_bytes)
+        if hold is not None and filled + len(chunk) > _FREE_BYTES:
+            needed = _with_payload(filled + len(chunk))
+            if needed > hold.nbytes:
+                await hold.require(2 * needed)
         # Beyond the preallocated end this assignment appends.
         body[filled : filled + len(chunk)] = chunk
         filled += len(chunk)
@@ -63,20 +81,30 @@ def parse_body(body: bytes | bytearray) -> tuple[ChatCompletionRequest, Conversa
 
 
 async def read_chat_request(
-    scope: Scope, receive: Receive, *, max_bytes: int, executor: Executor
+    scope: Scope,
+    receive: Receive,
+    *,
+    max_bytes: int,
+    executor: Executor,
+    hold: EncodedHold | None = None,
 ) -> tuple[ChatCompletionRequest, Conversation]:
     """Read and parse a chat request; media URLs in it are views of the body.
 
     Raises:
         InvalidRequestError: See `decode_request`; RequestTooLargeError as `read_body`.
     """
-    body = await read_body(scope, receive, max_bytes=max_bytes)
+    body = await read_body(scope, receive, max_bytes=max_bytes, hold=hold)
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
     if len(body) <= _INLINE_BYTES:
         return parse_body(body)
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(executor, parse_body, body)
+
+
+def _with_payload(num_bytes: int) -> int:
+    """Memory for a body of base64 and for what is decoded from it."""
+    return num_bytes + num_bytes * 3 // 4
 
 
 def _content_length(scope: Scope) -> int | None:

@@ -50,32 +50,43 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every exception becomes an answer or a counted disconnect."""
         exchange = Exchange(scope, receive, send)
-        status = CLIENT_LEFT
+        try:
+            await self._answer(exchange)
+        finally:
+            # Of requests that left no status the client went away before its answer.
+            seconds = time.perf_counter() - exchange.started
+            status = exchange.status or CLIENT_LEFT
+            self._context.metrics.observe_request(self._route, status, seconds)
+            if self._limited:
+                logger.info(
+                    "request %s %s %d %.1f ms",
+                    exchange.request_id,
+                    self._route,
+                    status,
+                    seconds * 1000,
+                )
+
+    async def _answer(self, exchange: Exchange) -> None:
+        context = self._context
         try:
             try:
                 if self._needs_key:
-                    exchange.check_key(self._context.settings.api_key)
-                if self._limited:
-                    with self._context.queue.enter():
-                        await self._handler(self._context, exchange)
-                else:
-                    await self._handler(self._context, exchange)
+                    exchange.check_key(context.settings.api_key)
+                if not self._limited:
+                    await self._handler(context, exchange)
+                    return
+                with context.queue.enter():
+                    try:
+                        await self._handler(context, exchange)
+                    finally:
+                        context.metrics.observe_timeline(exchange.timeline)
             except ClientDisconnect:
                 raise
             except Exception as exc:  # Whatever it is, the client gets an answer.
                 await _answer_error(exchange, exc)
-            status = exchange.status or 500
         except (ClientDisconnect, OSError):
+            exchange.status = CLIENT_LEFT
             logger.debug("request %s: the client went away", exchange.request_id)
-        finally:
-            seconds = time.perf_counter() - exchange.started
-            self._context.metrics.observe_request(self._route, status, seconds)
-            if self._limited:
-                self._context.metrics.observe_timeline(exchange.timeline)
-                logger.info(
-                    "request %s %s %d %.1f ms", exchange.request_id, self._route, status,
-                    seconds * 1000,
-                )  # fmt: skip
 
 
 async def _answer_error(exchange: Exchange, exc: Exception) -> None:

@@ -11,6 +11,7 @@ from lazydecode.cache import MultiModalProcessorOnlyCache, MultiModalProcessorSe
 from lazydecode.config import Settings
 from lazydecode.engine.factory import create_engine
 from lazydecode.engine.wire import DTYPES
+from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
@@ -35,13 +36,20 @@ def load_context(model: str, settings: Settings) -> ServerContext:
 def build_context(frontend: ModelFrontend, settings: Settings) -> ServerContext:
     """Put the parts of a server together around a loaded front end."""
     executor = MediaExecutor(settings.media_loading_thread_count)
-    cache_limits = settings.download_cache_limits
+    limits, cache_limits = settings.request_limits, settings.download_cache_limits
     connector = MEDIA_CONNECTOR_REGISTRY.load(
         settings.media_connector,
         policy=settings.fetch_policy,
         limits=settings.fetch_limits,
         download_cache=None if cache_limits.folder is None else DownloadCache(cache_limits),
         executor=executor,
+        # Apart from the budget of what requests hold: a download never waits for who waits
+        # for it.
+        budget=ByteBudget(
+            limits.max_encoded_bytes,
+            max_waiting=limits.max_waiting,
+            max_wait_s=limits.max_wait_s,
+        ),
     )
     generates = settings.engine != "none"
     renderer = BaseRenderer(

@@ -30,7 +30,7 @@ class Metrics:
 
     def __init__(self) -> None:
         # A time of creation beside each counter doubles the text for nothing. Process-wide.
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "lazydecode_requests",

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from lazydecode.renderers.chat import Conversation
+from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.body import parse_body
 from lazydecode.server.context import ServerContext
 from lazydecode.server.features import build_answer
-from lazydecode.server.protocol import ChatCompletionRequest
-from lazydecode.server.requests import check_against_settings, render_request
+from lazydecode.server.requests import ParsedRequest, check_against_settings, render_request
 from lazydecode.server.sampling import build_sampling
 
 
 async def render_answer(
     context: ServerContext,
-    request: ChatCompletionRequest,
-    conversation: Conversation,
+    parsed: ParsedRequest,
     *,
     timeline: Timeline,
     shows_timeline: bool = False,
@@ -28,12 +26,13 @@ async def render_answer(
     Raises:
         LazyDecodeError: If it cannot be rendered.
     """
+    request = parsed.request
     with_payload = request.mm_payload != "none"
     sampling = build_sampling(request, context.default_sampling)
     renderer = context.renderer
     request_id = f"chatcmpl-{uuid.uuid4().hex}"
     async with renderer.open(
-        render_request(request, conversation, request_id), timeline=timeline
+        render_request(parsed, request_id), timeline=timeline, hold=parsed.hold
     ) as rendered:
         prompt = await rendered.render(with_payload=with_payload)
     context.metrics.prompt_tokens.inc(len(prompt["prompt_token_ids"]))
@@ -73,8 +72,7 @@ async def render_offline(
     timeline = Timeline()
     return await render_answer(
         context,
-        request,
-        conversation,
+        ParsedRequest(request, conversation, EncodedHold(context.renderer.encoded_budget)),
         timeline=timeline,
         shows_timeline=bool(request.timeline),
     )

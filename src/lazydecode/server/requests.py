@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lazydecode.errors import NotFoundError, ValidationError
 from lazydecode.renderers.base import RenderRequest
 from lazydecode.renderers.chat import Conversation
+from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.body import read_chat_request
 from lazydecode.server.context import ServerContext
 from lazydecode.server.exchange import Exchange
@@ -13,9 +16,18 @@ from lazydecode.server.protocol import ChatCompletionRequest
 TIMELINE_HEADER = "x-lazydecode-timeline"
 
 
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A chat request that was read: its options, its messages, and the memory that it holds."""
+
+    request: ChatCompletionRequest
+    conversation: Conversation
+    hold: EncodedHold
+
+
 async def read_request(
-    context: ServerContext, exchange: Exchange
-) -> tuple[ChatCompletionRequest, Conversation]:
+    context: ServerContext, exchange: Exchange, hold: EncodedHold
+) -> ParsedRequest:
     """Read, parse and check a chat request against this server's settings.
 
     Raises:
@@ -27,9 +39,10 @@ async def read_request(
             exchange.receive,
             max_bytes=context.settings.request_limits.max_body_bytes,
             executor=context.renderer.executor.quick,
+            hold=hold,
         )
     check_against_settings(context, request)
-    return request, conversation
+    return ParsedRequest(request, conversation, hold)
 
 
 def check_against_settings(context: ServerContext, request: ChatCompletionRequest) -> None:
@@ -53,14 +66,13 @@ def check_against_settings(context: ServerContext, request: ChatCompletionReques
                 )
 
 
-def render_request(
-    request: ChatCompletionRequest, conversation: Conversation, request_id: str
-) -> RenderRequest:
+def render_request(parsed: ParsedRequest, request_id: str) -> RenderRequest:
     """Return the part of a chat request that the renderer works on."""
+    request = parsed.request
     continue_final = bool(request.continue_final_message)
     return RenderRequest(
         request_id,
-        conversation,
+        parsed.conversation,
         tools=request.tools or None,
         chat_template_kwargs=request.chat_template_kwargs or {},
         add_generation_prompt=(

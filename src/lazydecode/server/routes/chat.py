@@ -11,14 +11,19 @@ from typing import Any
 from lazydecode.engine.protocol import TokenLogprob
 from lazydecode.errors import InvalidRequestError
 from lazydecode.renderers.base import RenderedRequest
-from lazydecode.renderers.chat import Conversation
+from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server import answers
 from lazydecode.server.context import ServerContext
 from lazydecode.server.detokenize import Detokenizer
 from lazydecode.server.exchange import Exchange
 from lazydecode.server.generation import Delta, Generation
 from lazydecode.server.protocol import ChatCompletionRequest
-from lazydecode.server.requests import read_request, render_request, timeline_wanted
+from lazydecode.server.requests import (
+    ParsedRequest,
+    read_request,
+    render_request,
+    timeline_wanted,
+)
 from lazydecode.server.sampling import build_sampling
 
 
@@ -28,20 +33,21 @@ async def create_completion(context: ServerContext, exchange: Exchange) -> None:
         raise InvalidRequestError(
             "this server renders only (--engine none); use /v1/chat/completions/render"
         )
-    request, conversation = await read_request(context, exchange)
-    await exchange.run_while_connected(_answer(context, exchange, request, conversation))
+    async with EncodedHold(context.renderer.encoded_budget) as hold:
+        parsed = await read_request(context, exchange, hold)
+        await exchange.run_while_connected(_answer(context, exchange, parsed))
 
 
 async def _answer(
     context: ServerContext,
     exchange: Exchange,
-    request: ChatCompletionRequest,
-    conversation: Conversation,
+    parsed: ParsedRequest,
 ) -> None:
+    request = parsed.request
     sampling = build_sampling(request, context.default_sampling)
     answer = _Answer(context, exchange, request)
     async with context.renderer.open(
-        render_request(request, conversation, answer.id), timeline=exchange.timeline
+        render_request(parsed, answer.id), timeline=exchange.timeline, hold=parsed.hold
     ) as rendered:
         generation = Generation(
             context.engine,

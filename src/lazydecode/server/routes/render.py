@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from lazydecode.renderers.chat import Conversation
+from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.context import ServerContext
 from lazydecode.server.exchange import Exchange
-from lazydecode.server.protocol import ChatCompletionRequest
 from lazydecode.server.rendering import render_answer
-from lazydecode.server.requests import read_request, timeline_wanted
+from lazydecode.server.requests import ParsedRequest, read_request, timeline_wanted
 
 
 async def render_completion(context: ServerContext, exchange: Exchange) -> None:
     """Answer token ids and features, with tensors unless the request says otherwise."""
-    request, conversation = await read_request(context, exchange)
-    await exchange.run_while_connected(_answer(context, exchange, request, conversation))
+    async with EncodedHold(context.renderer.encoded_budget) as hold:
+        parsed = await read_request(context, exchange, hold)
+        await exchange.run_while_connected(_answer(context, exchange, parsed))
 
 
 async def _answer(
     context: ServerContext,
     exchange: Exchange,
-    request: ChatCompletionRequest,
-    conversation: Conversation,
+    parsed: ParsedRequest,
 ) -> None:
-    shows_timeline = timeline_wanted(exchange, request)
+    shows_timeline = timeline_wanted(exchange, parsed.request)
     pieces = await render_answer(
         context,
-        request,
-        conversation,
+        parsed,
         timeline=exchange.timeline,
         shows_timeline=shows_timeline,
     )

@@ -1,0 +1,5 @@
+"""`python -m lazydecode`: the command line."""
+
+from lazydecode.cli import main
+
+main()

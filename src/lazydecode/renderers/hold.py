@@ -1,0 +1,62 @@
+"""The encoded bytes that one request holds of the budget of all requests."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from lazydecode.media.budget import ByteBudget, Reservation
+
+
+class EncodedHold:
+    """Grows and shrinks with what a request holds: its body first, then its media.
+
+    A request waits only while it holds nothing; what it needs beyond is taken at once or
+    refused. So no two requests ever wait for each other.
+    """
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._reservation: Reservation | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held now."""
+        return 0 if self._reservation is None else self._reservation.nbytes
+
+    async def require(self, nbytes: int) -> None:
+        """Hold at least `nbytes`, or the whole budget if it is smaller.
+
+        Raises:
+            OverloadedError: If there is no room, or not in time.
+        """
+        nbytes = min(nbytes, self._budget.capacity)
+        if self._reservation is None:
+            if nbytes:
+                reservation = self._budget.reserve(nbytes)
+                await reservation.__aenter__()
+                self._reservation = reservation
+        elif nbytes > self._reservation.nbytes:
+            self._reservation.grow(nbytes)
+
+    def shrink(self, nbytes: int) -> None:
+        """Hold at most `nbytes` from now on."""
+        if self._reservation is not None and nbytes < self._reservation.nbytes:
+            self._reservation.shrink(nbytes)
+
+    async def release(self) -> None:
+        """Hold nothing; it may hold something again afterwards."""
+        reservation, self._reservation = self._reservation, None
+        if reservation is not None:
+            await reservation.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.release()
