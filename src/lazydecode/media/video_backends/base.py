@@ -59,6 +59,8 @@ class DecodedFrames:
     """Shape (kept, height, width, 3)."""
     indices: list[int]
     """Number of each returned frame: the wanted ones less those that do not decode."""
+    backend: str | None = None
+    """Who decoded, if it was not the backend that was asked."""
 
 
 class VideoLoader(ABC):
@@ -146,12 +148,14 @@ class VideoLoader(ABC):
     ) -> DecodedVideo:
         wanted = select_frames(sampling, index.timeline, self.sampler(options))
         check_frame_count(len(wanted), self.limits)
+        # The decoded size may differ from the stated one: it is checked again on allocation.
+        check_frame_bytes(len(wanted), index.width, index.height, self.limits)
         decoded = self.read_frames(data, index, wanted, sampling.frame_recovery, options)
         if not decoded.indices:
             raise CorruptMediaError(
                 f"none of the {len(wanted)} chosen frames decodes (codec {index.codec})"
             )
-        metadata = describe(index.timeline, decoded.indices, self.name)
+        metadata = describe(index.timeline, decoded.indices, decoded.backend or self.name)
         height, width = decoded.frames.shape[1:3]
         metadata["width"], metadata["height"] = width, height
         return decoded.frames, metadata
@@ -200,6 +204,20 @@ def check_frame_count(num_frames: int, limits: DecodeLimits) -> None:
         )
 
 
+def check_frame_bytes(num_frames: int, width: int, height: int, limits: DecodeLimits) -> None:
+    """Raise if one video may not keep so many bytes of RGB.
+
+    Raises:
+        MediaTooLargeError: If they are over the limit.
+    """
+    num_bytes = num_frames * width * height * 3
+    if num_bytes > limits.max_video_decoded_bytes:
+        raise MediaTooLargeError(
+            f"{num_frames} frames of {width}x{height} pixels need {num_bytes} bytes, at most "
+            f"{limits.max_video_decoded_bytes} are allowed: ask for fewer frames"
+        )
+
+
 def allocate_frames(
     num_frames: int,
     width: int,
@@ -220,11 +238,5 @@ def allocate_frames(
     Raises:
         MediaTooLargeError: If they are over the limit; nothing was allocated then.
     """
-    kept = max(num_frames, num_returned or 0)
-    num_bytes = kept * width * height * 3
-    if num_bytes > limits.max_video_decoded_bytes:
-        raise MediaTooLargeError(
-            f"{kept} frames of {width}x{height} pixels need {num_bytes} bytes, at most "
-            f"{limits.max_video_decoded_bytes} are allowed: ask for fewer frames"
-        )
+    check_frame_bytes(max(num_frames, num_returned or 0), width, height, limits)
     return np.empty((num_frames, height, width, 3), dtype=np.uint8)

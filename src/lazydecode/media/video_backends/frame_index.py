@@ -175,7 +175,8 @@ def _scan(data: bytes, container: Any, stream: Any) -> FrameIndex:
         raise CorruptMediaError("the video stream holds no data")
     known = [time for time, is_shown in zip(pts, shown, strict=True) if is_shown]
     is_trusted = (
-        in_order
+        # Matroska stores no decoding times; those that FFmpeg makes up for it may run back.
+        (in_order or container.format.name.startswith("matroska"))
         and None not in known
         and len(set(known)) == len(known)
         and not (container.format.name == "avi" and codec in _REORDERING)

@@ -20,6 +20,11 @@ class Orientation:
     flips_rows: bool = False
     flips_columns: bool = False
 
+    @property
+    def is_mirrored(self) -> bool:
+        """Whether it is no mere turn: left and right change places as in a mirror."""
+        return self.swaps_sides ^ self.flips_rows ^ self.flips_columns
+
     @classmethod
     def from_matrix(cls, matrix: NDArray[Any]) -> Orientation:
         """Return what a 3x3 matrix does; other angles go to the nearest.

@@ -16,8 +16,11 @@ ENTRY_POINT_GROUP: Final = "lazydecode.video_backends"
 """Group under which another installed package offers video decoders: name -> loader class."""
 
 _BUILT_IN: Final = {
+    "nvdec": "lazydecode.media.video_backends.nvdec:NvdecVideoLoader",
+    "opencv": "lazydecode.media.video_backends.opencv:OpenCVVideoLoader",
     "pyav": "lazydecode.media.video_backends.pyav:PyAVVideoLoader",
     "qwen2_vl": "lazydecode.media.video_backends.qwen2_vl:Qwen2VLVideoLoader",
+    "torchcodec": "lazydecode.media.video_backends.torchcodec:TorchCodecVideoLoader",
 }
 
 
