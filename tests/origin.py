@@ -263,8 +263,11 @@ class Origin:
         self._stop = asyncio.Event()
         if self._ssl_context is not None:
             self._ssl_context.sni_callback = self._note_server_name
+        listener = socket.create_server(("127.0.0.1", 0))
+        # Little on the way, so that `bytes_sent` is close to what the client has read.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
         server = await asyncio.start_server(
-            self._talk, "127.0.0.1", 0, ssl=self._ssl_context, limit=1 << 16
+            self._talk, sock=listener, ssl=self._ssl_context, limit=1 << 16
         )
         self.port: int = server.sockets[0].getsockname()[1]
         self._started.set()
@@ -278,6 +281,7 @@ class Origin:
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number = next(self._numbers)
+        writer.transport.set_write_buffer_limits(high=16 * 1024)
         self.num_connections += 1
         self._writers[number] = writer
         try:

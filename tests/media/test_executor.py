@@ -10,8 +10,8 @@ from lazydecode.media import executor
 from lazydecode.media.executor import MediaExecutor
 
 
-def media_threads() -> set[str]:
-    return {t.name for t in threading.enumerate() if t.name.startswith("lazydecode-media")}
+def media_threads() -> set[threading.Thread]:
+    return {t for t in threading.enumerate() if t.name.startswith("lazydecode-media")}
 
 
 def test_creating_one_starts_nothing_and_shutdown_leaves_nothing() -> None:
