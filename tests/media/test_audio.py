@@ -362,6 +362,32 @@ except MediaTooLargeError as exc:
     assert "duration" in text
 
 
+def test_a_header_that_overstates_beyond_reason_is_not_believed() -> None:
+    data = bytearray(build("webm-opus"))
+    position = data.index(b"\x44\x89\x88") + 3  # the segment's duration, a double in ms
+    data[position : position + 8] = struct.pack(">d", 3.6e9)
+    samples, _ = decode(bytes(data))
+    assert len(samples) == 24_000
+
+
+def test_a_track_of_an_unknown_codec_is_passed_over() -> None:
+    buffer = io.BytesIO()
+    with av.open(buffer, "w", format="mov") as container:
+        streams = [container.add_stream("pcm_s16le", rate=8000, layout="mono") for _ in range(2)]
+        for stream in streams:
+            samples = (tone(rate=8000).T * 32767).astype(np.int16)
+            frame = av.AudioFrame.from_ndarray(samples, format="s16", layout="mono")
+            frame.rate = 8000
+            container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+    data = buffer.getvalue()
+    first = data.index(b"sowt")
+    assert len(decode(data.replace(b"sowt", b"zzzz", 1))[0]) == 4000
+    assert data[first : first + 4] == b"sowt"
+    with pytest.raises(CorruptMediaError, match="no audio track that can be read"):
+        decode(data.replace(b"sowt", b"zzzz"))
+
+
 # -- the guard on encoded bytes
 
 SMALL = DecodeLimits(max_audio_clip_bytes=1000)

@@ -376,6 +376,63 @@ def test_a_cut_file_raises_or_is_whole(name: str) -> None:
     assert raised >= 55
 
 
+JPEG_KINDS: dict[str, dict[str, Any]] = {
+    "baseline": {},
+    "grey": {"image": noise((160, 120)).convert("L")},
+    "444": {"subsampling": 0},
+    "cmyk": {"image": noise((160, 120)).convert("CMYK")},
+    "restart": {"restart_marker_rows": 1},
+    "upright": {"orientation": 6},
+}
+
+
+@pytest.mark.parametrize("kind", JPEG_KINDS)
+@pytest.mark.parametrize("part", [0.2, 0.5, 0.8, 0.95])
+def test_a_jpeg_cut_and_closed_or_filled_again_is_not_half_grey(kind: str, part: float) -> None:
+    data = make_jpeg(**{"image": noise((160, 120)), **JPEG_KINDS[kind]})
+    cut = data[: int(len(data) * part)]
+    missing = len(data) - len(cut)
+    for name, shape in {
+        "stops": cut,
+        "closed": cut + b"\xff\xd9",
+        "filled": cut + bytes(missing),
+        "filled further": cut + bytes(10 * missing),
+        "another behind": cut + make_jpeg(),
+    }.items():
+        with pytest.raises(CorruptMediaError):
+            decode(shape)
+            pytest.fail(name)
+
+
+def test_a_progressive_jpeg_that_stops_or_is_filled_is_refused() -> None:
+    data = make_jpeg(image=noise((160, 120)), progressive=True)
+    for part in (0.2, 0.5, 0.8, 0.95):
+        cut = data[: int(len(data) * part)]
+        for shape in (cut, cut + bytes(len(data)), cut + make_jpeg()):
+            with pytest.raises(CorruptMediaError):
+                decode(shape)
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}])
+def test_a_picture_that_is_grey_is_whole(mode: str, options: dict[str, Any]) -> None:
+    for level in (126, 127, 128, 129):
+        image = Image.new("L", (120, 90), level).convert(mode)
+        decoded = decode(make_jpeg(image=image, **options), "L")
+        assert np.abs(np.asarray(decoded).astype(int) - level).max() <= 3
+
+
+def test_a_header_that_states_another_size_than_the_picture_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for format in ("JPEG", "PNG", "TIFF"):
+        ref = ImageMediaIO().load_bytes_ref(make_image(format))
+        with monkeypatch.context() as patch:
+            patch.setattr("lazydecode.media.image.open_image", lambda _: Image.new("RGB", (65, 48)))
+            with pytest.raises(CorruptMediaError, match=r"states \(64, 48\).*\(65, 48\) pixels"):
+                ref.decode()
+
+
 def test_text_of_a_damaged_file_names_no_address_object_or_path() -> None:
     for data in (
         make_jpeg()[:-60],

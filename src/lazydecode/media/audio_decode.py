@@ -184,9 +184,14 @@ def _open_av(data: bytes) -> Iterator[tuple[Any, Any]]:
     except av.error.FFmpegError as exc:
         raise CorruptMediaError("the audio is of no format that can be read") from exc
     with container:
-        if not container.streams.audio:
-            raise CorruptMediaError("the file has no audio track")
-        chosen = container.streams.audio[0]
+        # A track of an unknown codec has no context: phones write a second one for spatial sound.
+        readable = [track for track in container.streams.audio if track.codec_context is not None]
+        if not readable:
+            found = (
+                "no audio track that can be read" if container.streams.audio else "no audio track"
+            )
+            raise CorruptMediaError(f"the file has {found}")
+        chosen = readable[0]
         for stream in container.streams:
             if stream.index != chosen.index:
                 stream.discard = Discard.all
@@ -220,6 +225,8 @@ def decode_av(data: bytes, limits: DecodeLimits) -> tuple[Samples, int]:
         return sink.result(max_samples=stated), sink.rate_hz
 
 
+_LEAST_BYTES_PER_S: Final = 32
+"""No codec holds sound in less, silence included."""
 _LONGEST_FRAME: Final = 2048
 """Samples in the longest usual codec frame: AAC with SBR."""
 
@@ -234,6 +241,8 @@ def _drain(container: Any, stream: Any, limits: DecodeLimits) -> MonoSink | None
         channels = frame.layout.nb_channels
         if sink is None:
             stated_s = _stated_seconds(container, stream)
+            if stated_s is not None and stated_s > container.size / _LEAST_BYTES_PER_S:
+                stated_s = None  # a header that overstates: what is decoded will tell
             sink = MonoSink(frame.sample_rate, channels, limits, stated_s=stated_s)
         elif frame.sample_rate != sink.rate_hz:
             raise CorruptMediaError("the audio changes its sampling rate on the way")

@@ -23,6 +23,7 @@ from lazydecode.media.faults import corrupt_on_failure
 from lazydecode.media.image_convert import IMAGE_MODES, has_transparency, orient, to_mode
 from lazydecode.media.image_header import ImageFacts, count_gif_frames
 from lazydecode.media.image_open import open_image, read_image_facts
+from lazydecode.media.jpeg_check import check_whole
 
 __all__ = ["IMAGE_DECODER", "ImageMediaIO", "get_image_id_bytes"]
 
@@ -162,7 +163,12 @@ class ImageMediaIO(MediaIO[Image.Image]):
                 opened.load()
             except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
                 raise MediaTooLargeError("the image's pixels exceed the decoder's limit") from exc
+            if opened.format == "JPEG":
+                check_whole(data, opened)
             upright = orient(opened, facts.orientation)
+            if upright.size != facts.oriented_size:
+                stated, found = facts.oriented_size, upright.size
+                raise ValueError(f"the header states {stated}, the picture has {found} pixels")
             image = to_mode(upright, self.image_mode, self.rgba_background_color)
             return _without_metadata(image)
 

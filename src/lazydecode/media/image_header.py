@@ -20,8 +20,11 @@ from lazydecode.media.exif import NO_ROTATION, read_exif, read_xmp_orientation
 
 _MAX_SEGMENTS: Final = 100_000
 """Segments or chunks that a header may have, image data apart."""
-_MAX_DATA_CHUNKS: Final = 4_000_000
-"""Data chunks of a PNG: at the usual 8 KB, 32 GB."""
+_LEAST_CHUNK_BYTES: Final = 512
+"""Mean size of a PNG's data chunks, beyond the first `_MAX_SEGMENTS`; usual are 8 KB and more."""
+_MAX_GIF_BLOCKS: Final = 4_000_000
+_MAX_JUNK_BYTES: Final = 1024 * 1024
+"""Bytes between the segments of a JPEG: Pillow skips them one by one."""
 _MAX_EXIF_BYTES: Final = 16 * 1024 * 1024
 
 
@@ -116,12 +119,15 @@ def _parse_jpeg(data: bytes) -> ImageFacts:
     exif: list[bytes] = []
     xmp = b""
     num_frames = 1
+    junk = 0
     position, end = 2, len(data)
     for _ in range(_MAX_SEGMENTS):
         # Between segments, decoders skip to the next marker, whatever stands there.
-        position = data.find(b"\xff", position)
-        if position < 0:
-            raise _UnusualError
+        marked = data.find(b"\xff", position)
+        junk += (end if marked < 0 else marked) - position
+        if marked < 0 or junk > _MAX_JUNK_BYTES:
+            raise CorruptMediaError("the JPEG header has no end")
+        position = marked
         while data[position] == 0xFF:
             position += 1
         marker = data[position]
@@ -209,14 +215,15 @@ def _parse_png(data: bytes) -> ImageFacts:
     num_frames, others, images = 1, 0, 0
     unusual = False
     position, end = 33, len(data)
+    most_images = _MAX_SEGMENTS + end // _LEAST_CHUNK_BYTES
     unpack = struct.Struct(">I4s").unpack_from
     while position + 8 <= end:
         length, kind = unpack(data, position)
         position += 8
         if kind == b"IDAT" or kind == b"fdAT":
             images += 1
-            if images > _MAX_DATA_CHUNKS:
-                raise CorruptMediaError(f"the PNG has more than {_MAX_DATA_CHUNKS} data chunks")
+            if images > most_images:
+                raise CorruptMediaError("the PNG's data is in too many too small chunks")
         elif kind == b"IEND":
             break
         else:
@@ -321,7 +328,7 @@ def _skip_gif_blocks(data: bytes, position: int, max_blocks: int) -> tuple[int, 
 def count_gif_frames(data: bytes) -> int:
     """Count the frames of a GIF by walking its blocks; a cut file counts as far as it goes."""
     num_frames = 0
-    budget = _MAX_DATA_CHUNKS
+    budget = _MAX_GIF_BLOCKS
     try:
         (flags,) = struct.unpack_from("<B", data, 10)
         position = 13 + (3 << ((flags & 7) + 1) if flags & 0x80 else 0)
