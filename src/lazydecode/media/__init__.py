@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         submit_media_decodes,
     )
     from lazydecode.media.download_cache import DownloadCache
+    from lazydecode.media.embeddings import EmbeddingMediaIO
     from lazydecode.media.estimate import estimate_decoded_bytes
     from lazydecode.media.executor import MediaExecutor
     from lazydecode.media.http import HttpConnection
@@ -45,6 +46,7 @@ __all__ = [
     "ByteBudget",
     "DecodeSpec",
     "DownloadCache",
+    "EmbeddingMediaIO",
     "HttpConnection",
     "ImageHeader",
     "ImageMediaIO",
@@ -72,6 +74,7 @@ _LAZY = {
     "AudioMediaIO": "audio",
     "ByteBudget": "budget",
     "DownloadCache": "download_cache",
+    "EmbeddingMediaIO": "embeddings",
     "HttpConnection": "http",
     "ImageMediaIO": "image",
     "MEDIA_CONNECTOR_REGISTRY": "connector",
