@@ -82,6 +82,8 @@ class FlatField:
 
     dim: int = 0
     keep_on_cpu: bool = False
+    step: int = 0
+    """For a tensor of row numbers: added to those (not the negative ones) of every later item."""
 
 
 @dataclass(frozen=True, slots=True)

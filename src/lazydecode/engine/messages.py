@@ -231,6 +231,8 @@ def _form_of_field(field: ItemField) -> tuple[str, int, bool]:
     match field:
         case BatchedField():
             return "batched", 0, field.keep_on_cpu
+        case FlatField() if field.step:
+            return "indexed", field.step, field.keep_on_cpu  # along dimension 0 only
         case FlatField():
             return "flat", field.dim, field.keep_on_cpu
         case SharedField():
@@ -254,6 +256,8 @@ def _field_of_form(kind: str, option: int, keep_on_cpu: bool) -> ItemField:
             return BatchedField(keep_on_cpu)
         case "flat":
             return FlatField(option, keep_on_cpu)
+        case "indexed":
+            return FlatField(0, keep_on_cpu, option)
         case "shared":
             return SharedField(option, keep_on_cpu)
         case "padded":

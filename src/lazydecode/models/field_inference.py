@@ -6,6 +6,7 @@ must be one of a few joins of the first two, value by value; anything else is re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -39,6 +40,9 @@ class FieldRules:
     """Tensors whose values in a batch differ from those of the item alone beyond padding."""
     optional: tuple[str, ...] = field(default=())
     """Tensors that some items lack."""
+    steps: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    """Tensor of row numbers -> the tensor whose rows it counts, and how many of that one's first
+    dimensions make a row number."""
 
     def item(self, tensors: Mapping[str, Any]) -> MultiModalKwargsItem:
         """Return one item's tensors with their rules; batched ones lose their batch dimension.
@@ -47,14 +51,17 @@ class FieldRules:
             FieldInferenceError: If a tensor has no rule.
         """
         return MultiModalKwargsItem(
-            {name: self._element(name, value) for name, value in tensors.items()}
+            {name: self._element(name, value, tensors) for name, value in tensors.items()}
         )
 
-    def _element(self, name: str, value: Any) -> MultiModalFieldElem:
+    def _element(self, name: str, value: Any, tensors: Mapping[str, Any]) -> MultiModalFieldElem:
         rule = self.rules.get(name)
         if rule is None:
             raise FieldInferenceError(f"the processor returned {name!r}, which no probe had")
-        if isinstance(value, list) and len(value) == 1 and isinstance(rule, BatchedField):
+        if name in self.steps:
+            counted, dims = self.steps[name]
+            rule = FlatField(step=math.prod(tensors[counted].shape[:dims]))
+        elif isinstance(value, list) and len(value) == 1 and isinstance(rule, BatchedField):
             value = value[0]
         elif isinstance(rule, BatchedField) and isinstance(value, torch.Tensor) and value.ndim:
             if value.shape[0] == 1:
@@ -82,6 +89,7 @@ def infer_rules(
     rules: dict[str, ItemField] = {}
     differs: list[str] = []
     optional: list[str] = []
+    steps: dict[str, tuple[str, int]] = {}
     for name in dict.fromkeys([*a, *b]):
         if name not in a or name not in b:
             optional.append(name)
@@ -90,8 +98,12 @@ def infer_rules(
         rule, same = infer_rule(name, first, second, joined)
         rules[name] = rule
         if not same:
-            differs.append(name)
-    return FieldRules(rules, tuple(differs), tuple(optional))
+            counted = None if both is None else _counted(rule, first, second, joined, a)
+            if counted is None:
+                differs.append(name)
+            else:
+                steps[name] = counted
+    return FieldRules(rules, tuple(differs), tuple(optional), steps)
 
 
 def infer_rule(name: str, a: Any, b: Any, both: Any) -> tuple[ItemField, bool]:
@@ -123,6 +135,26 @@ def infer_rule(name: str, a: Any, b: Any, both: Any) -> tuple[ItemField, bool]:
         f"the processor's {name!r} joins in no known way: items of shape {tuple(a.shape)} and "
         f"{tuple(b.shape)} become {tuple(both.shape)}"
     )
+
+
+def _counted(
+    rule: ItemField, a: Any, b: Any, both: Any, tensors: Mapping[str, Any]
+) -> tuple[str, int] | None:
+    """Return the tensor whose rows the second item's numbers were moved by; None if by none."""
+    if not (isinstance(rule, FlatField) and rule.dim == 0 and isinstance(both, torch.Tensor)):
+        return None
+    if both.is_floating_point() or not torch.equal(both[: len(a)], a):
+        return None
+    moved = both[len(a) :] - b
+    by = set(moved[b >= 0].tolist())
+    if len(by) != 1 or bool(moved[b < 0].any()):
+        return None
+    step = by.pop()
+    for name, value in tensors.items():
+        for dims in range(1, getattr(value, "ndim", 0)):
+            if math.prod(value.shape[:dims]) == step:
+                return name, dims
+    return None
 
 
 def _lone_rule(name: str, a: Any) -> ItemField:

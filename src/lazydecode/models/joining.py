@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -53,7 +54,19 @@ def _join(values: Sequence[NestedTensors], fields: Sequence[ItemField]) -> Neste
         for tensor, f in zip(tensors, fields, strict=True)
     ]
     dim = next(f.dim for f in fields if isinstance(f, FlatField))
-    return torch.cat(rows, dim)
+    return torch.cat(_renumber(rows, fields), dim)
+
+
+def _renumber(rows: list[torch.Tensor], fields: Sequence[ItemField]) -> list[torch.Tensor]:
+    """Make row numbers that count within an item count within the batch."""
+    steps = [f.step if isinstance(f, FlatField) else 0 for f in fields]
+    if not any(steps):
+        return rows
+    starts = [0, *accumulate(steps)]
+    return [
+        torch.where(row >= 0, row + start, row) if start else row
+        for row, start in zip(rows, starts, strict=False)
+    ]
 
 
 def _join_plain(values: Sequence[NestedTensors]) -> NestedTensors:

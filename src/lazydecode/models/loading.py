@@ -163,7 +163,7 @@ def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
     prompt_tokenizer = PromptTokenizer(tokenizer, marker)
     chat = None
     if template is not None:
-        chat = ChatTemplate(template, tokenizer.special_tokens_map, marker)
+        chat = ChatTemplate(template, tokenizer.special_tokens_map, marker, processor=processor)
     video_part = getattr(processor, "video_processor", None)
     ctx = InputProcessingContext(
         ModelConfig(

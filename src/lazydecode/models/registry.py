@@ -31,8 +31,6 @@ class FamilyRecord:
     """Modality -> how an item's text follows from its header; `content`: not at all."""
     max_items: Mapping[str, int] = field(default_factory=dict)
     """Modality -> items per request that the class takes."""
-    offset_tensors: Mapping[str, str] = field(default_factory=dict)
-    """Tensor of row numbers into the batch -> tensor whose rows it counts."""
     reentrant: bool = True
     """Whether several threads may be inside the processor."""
     deterministic: bool = True

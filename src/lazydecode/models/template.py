@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -38,18 +39,29 @@ class ChatTemplate:
         template: Jinja source.
         special_tokens: Names that the template may use, for example `bos_token`.
         marker: Marks control tokens in the conversation.
+        processor: The model's processor, if its class may have another template in mind for
+            some modalities (SmolVLM has for videos).
     """
 
     def __init__(
-        self, template: str, special_tokens: Mapping[str, Any], marker: TextMarker
+        self,
+        template: str,
+        special_tokens: Mapping[str, Any],
+        marker: TextMarker,
+        *,
+        processor: Any = None,
     ) -> None:
         self.template = template
         self.marker = marker
+        self._processor = processor
+        self._of_class: frozenset[str] = frozenset()
         self._special_tokens = dict(special_tokens)
         self._takes_text: dict[tuple[str, bool], bool] = {}
         for role in ("system", "user", "assistant", "tool"):
             for as_parts in (False, True):
                 self._takes_text[role, as_parts] = self._shows_text(role, as_parts=as_parts)
+        if processor is not None and _overrides_rendering(processor):
+            self._of_class = frozenset(m for m in MODALITIES if self._differs(m))
 
     @property
     def takes_parts(self) -> bool:
@@ -106,6 +118,15 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
+            if not self._of_class.isdisjoint(count_parts(messages)):
+                return self._run_class(
+                    messages,
+                    tools=tools,
+                    documents=documents,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    **(options or {}),
+                )
             rendered, _ = render_jinja_template(
                 conversations=[messages],
                 tools=tools,
@@ -119,6 +140,27 @@ class ChatTemplate:
             # A template is a program of the model's; whatever it raises is about these messages.
             raise InvalidRequestError(f"the chat template refuses the messages: {exc}") from exc
         return str(rendered[0])
+
+    def _run_class(self, messages: Any, **options: Any) -> str:
+        """Render by the class's own method, on a copy: some keep something between calls."""
+        processor = copy.copy(self._processor)
+        return str(processor.apply_chat_template(messages, tokenize=False, **options))
+
+    def _differs(self, modality: str) -> bool:
+        """Whether the class's own method renders items of a modality by another template."""
+        for content in (
+            [{"type": modality}],
+            [{"type": "text", "text": _PROBE}, {"type": modality}],
+        ):
+            messages = [{"role": "user", "content": content}]
+            try:
+                plain = self._run(messages)
+                if self._run_class(messages, add_generation_prompt=True) != plain:
+                    return True
+            except Exception:
+                # One of them does not know the modality; the probes say so later.
+                return False
+        return False
 
     def _shows_text(self, role: str, *, as_parts: bool) -> bool:
         """Whether the template writes the text of a message of this role and form."""
@@ -153,6 +195,13 @@ class ChatTemplate:
         return self._takes_text.get((role, as_parts), self._takes_text["user", as_parts])
 
 
+def _overrides_rendering(processor: Any) -> bool:
+    from transformers import ProcessorMixin
+
+    own = getattr(type(processor), "apply_chat_template", None)
+    return own is not None and own is not ProcessorMixin.apply_chat_template
+
+
 def count_parts(messages: Iterable[Message]) -> dict[str, int]:
     """Return how many media parts of each modality the messages hold, in `MODALITIES`' order."""
     counts: dict[str, int] = {}
@@ -176,7 +225,8 @@ def control_tokens(tokenizer: Any, template: str | None, placeholders: Iterable[
     """
     literal = _literal_text(template) if template else ""
     found = [str(placeholder) for placeholder in placeholders]
-    for token in (getattr(tokenizer, "added_tokens_decoder", {}) or {}).values():
+    decoder = getattr(tokenizer, "added_tokens_decoder", None)
+    for token in decoder.values() if isinstance(decoder, Mapping) else ():
         content = token.content
         if content.strip() and (token.special or content in literal):
             found.append(content)

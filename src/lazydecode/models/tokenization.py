@@ -12,7 +12,7 @@ import bisect
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -461,7 +461,9 @@ class AddedToken:
 
 def _added_tokens(tokenizer: Any) -> list[AddedToken]:
     """Return the tokenizer's added tokens."""
-    decoder = getattr(tokenizer, "added_tokens_decoder", {}) or {}
+    decoder = getattr(tokenizer, "added_tokens_decoder", None)
+    if not isinstance(decoder, Mapping):
+        return []  # a tokenizer of another library
     return [
         AddedToken(
             token.content,
