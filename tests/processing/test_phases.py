@@ -641,3 +641,13 @@ async def test_storm(server: Server, io: CountingImageIO) -> None:
         assert all(ref.data == b"" for ref in state.inputs.mm_data_items["image"].get_all_raw())
     assert receiver.snapshot() == cache.snapshot()
     assert receiver.used_bytes == cache.used_bytes
+
+
+async def test_one_item_may_bring_the_data_for_another_of_the_same_identity(
+    server: Server, io: CountingImageIO
+) -> None:
+    images = [None, io.ref(jpeg(1)), None]
+    inputs = make_inputs(server.processor, images, cache=sender_cache(), uuids=["u"] * 3)
+    result = await server.run(inputs)
+    assert [item is None for item in result["mm_kwargs"]["image"]] == [False, True, True]
+    assert io.num_decodes == 1

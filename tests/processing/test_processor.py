@@ -115,8 +115,6 @@ def test_corrupt_item_is_named_by_its_place_in_the_request_and_the_good_one_is_k
 def test_a_miss_that_became_a_hit_is_not_processed(
     processor: PixelProcessor, io: CountingImageIO
 ) -> None:
-    if processor.flights is not None:
-        pytest.skip("concurrent requests share the flight")
     cache = sender_cache()
     states = [
         processor.apply_phase1(make_inputs(processor, [io.ref(jpeg(1))], cache=cache))

@@ -38,10 +38,11 @@ def find_missing(
         items = mm_data_items[modality]
         flags[modality] = cache.is_cached(list(hashes))
         positions = [at for at, is_hit in enumerate(flags[modality]) if not is_hit]
-        for position in positions:
-            if hashes[position] not in known:
-                require_data(mm_data_items, modality, position)
         if positions:
+            sent = {hashes[at] for at in positions if items.get_raw(at) is not None}
+            for position in positions:
+                if hashes[position] not in known and hashes[position] not in sent:
+                    require_data(mm_data_items, modality, position)
             missing[modality] = items.select(positions)
     return flags, missing
 
@@ -63,18 +64,26 @@ def require_data(mm_data_items: MultiModalDataItems, modality: str, position: in
 
 
 def unfinished_positions(
-    flags: Flags, mm_hashes: Mapping[str, Sequence[str]], done: Container[str]
+    mm_data_items: MultiModalDataItems,
+    flags: Flags,
+    mm_hashes: Mapping[str, Sequence[str]],
+    done: Container[str],
 ) -> Positions:
-    """Return the items that are neither cached nor done, each hash at its first position."""
-    positions: Positions = {}
-    seen: set[str] = set()
+    """Return the items that are neither cached nor done, each hash once: where it has data."""
+    chosen: Positions = {}
     for modality, item_flags in flags.items():
+        items, hashes = mm_data_items[modality], mm_hashes[modality]
+        of_hash: dict[str, int] = {}
         for position, is_hit in enumerate(item_flags):
-            mm_hash = mm_hashes[modality][position]
-            if not is_hit and mm_hash not in done and mm_hash not in seen:
-                seen.add(mm_hash)
-                positions.setdefault(modality, []).append(position)
-    return positions
+            mm_hash = hashes[position]
+            if is_hit or mm_hash in done:
+                continue
+            earlier = of_hash.get(mm_hash)
+            if earlier is None or items.get_raw(earlier) is None:
+                of_hash[mm_hash] = position
+        if of_hash:
+            chosen[modality] = sorted(of_hash.values())
+    return chosen
 
 
 def select_positions(

@@ -133,7 +133,8 @@ class BaseMultiModalProcessor(ProcessingSteps):
             if not flight.result_future.done()
         }
         flags = self._lookup(state)
-        missing = unfinished_positions(flags, hashes, state.outputs.keys() | in_flight)
+        done = state.outputs.keys() | in_flight
+        missing = unfinished_positions(state.inputs.mm_data_items, flags, hashes, done)
         if missing:
             self._process_positions(state, missing)
 
@@ -242,7 +243,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
             hashes = state.mm_hashes = self._hash_mm_items(state)
         with timing_ctx.record("get_cache_missing_items"):
             flags = self._lookup(state, report=True)
-        missing = unfinished_positions(flags, hashes, state.outputs)
+        missing = unfinished_positions(state.inputs.mm_data_items, flags, hashes, state.outputs)
         with timing_ctx.record("decode_mm_items"):
             if self.per_item and self.flights is not None:
                 self._join_flights(state, missing, self.flights)
@@ -420,7 +421,8 @@ class BaseMultiModalProcessor(ProcessingSteps):
         cache, hashes = state.inputs.cache, state.mm_hashes
         assert cache is not None and hashes is not None
         flags = {modality: cache.is_cached(group) for modality, group in hashes.items()}
-        for modality, positions in unfinished_positions(flags, hashes, state.outputs).items():
+        unfinished = unfinished_positions(state.inputs.mm_data_items, flags, hashes, state.outputs)
+        for modality, positions in unfinished.items():
             items = state.inputs.mm_data_items[modality]
             # Only what is decoded: this may run on a media thread, which must not wait for one.
             good = [position for position in positions if _is_decoded(items.get_raw(position))]
@@ -447,7 +449,8 @@ class BaseMultiModalProcessor(ProcessingSteps):
             with state.timing_ctx.record("get_cache_missing_items"):
                 flags = self._lookup(state)
             # Also when nothing is left to process: the hooks see empty data then.
-            self._process_positions(state, unfinished_positions(flags, hashes, state.outputs))
+            missing = unfinished_positions(state.inputs.mm_data_items, flags, hashes, state.outputs)
+            self._process_positions(state, missing)
             with state.timing_ctx.record("merge_mm_kwargs"):
                 return merge_with_cache(
                     cache,
