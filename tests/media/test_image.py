@@ -9,6 +9,7 @@ import tracemalloc
 import uuid
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -695,3 +696,14 @@ def test_chunks_after_the_end_do_not_matter() -> None:
     chunks = split_png(make_png())
     assert_quadrants(decode(join_png(chunks) + b"trailing bytes" * 100))
     assert_quadrants(decode(make_jpeg() + bytes(1000)), 12)
+
+
+def test_threads_decode_every_format_alike() -> None:
+    formats = ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "AVIF", "HEIF"]
+    payloads = [
+        make_image(format, image=noise((200, 150), seed=n)) for n, format in enumerate(formats)
+    ]
+    alone = [decode(data).tobytes() for data in payloads]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda data: decode(data).tobytes(), payloads * 8))
+    assert together == alone * 8

@@ -119,6 +119,16 @@ def test_a_second_picture_behind_a_jpeg_is_counted() -> None:
     assert (header.format, header.num_frames, header.width) == ("MPO", 2, 48)
 
 
+@pytest.mark.parametrize("canvas", [(0, 0), (10, 10), (64, 10), (100, 90)])
+def test_a_gif_frame_beyond_the_canvas_makes_that_larger(canvas: tuple[int, int]) -> None:
+    data = bytearray(make_image("GIF", (64, 48)))
+    struct.pack_into("<2H", data, 6, *canvas)
+    header = ImageMediaIO().probe_header(bytes(data))
+    size = max(canvas[0], 64), max(canvas[1], 48)
+    assert header is not None
+    assert (header.width, header.height) == ImageMediaIO().load_bytes(bytes(data)).size == size
+
+
 def test_a_header_never_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("decoded")

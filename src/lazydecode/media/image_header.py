@@ -309,6 +309,9 @@ def _parse_gif(data: bytes) -> ImageFacts:
         num_blocks += passed
         if num_blocks >= _MAX_SEGMENTS:
             raise CorruptMediaError("the GIF has too much metadata before its first frame")
+    if data[position] == 0x2C:  # a first frame beyond the canvas makes that larger
+        left, top, frame_width, frame_height = struct.unpack_from("<4H", data, position + 1)
+        width, height = max(width, left + frame_width), max(height, top + frame_height)
     return _facts(width, height, "P", "GIF", num_frames=None)
 
 
