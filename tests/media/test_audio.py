@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,15 @@ def test_a_backend_that_is_not_installed_is_refused_at_construction(
         AudioMediaIO(audio_backend="torchcodec")
 
 
+def test_a_backend_that_does_not_load_is_not_the_fault_of_the_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lazydecode.media.audio.find_spec", lambda _: object())
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    with pytest.raises(ValidationError, match="cannot be loaded"):
+        decode(make_wav(), audio_backend="torchcodec")
+
+
 @pytest.mark.parametrize("name", ["flac", "mp3", "vorbis", "aiff"])
 def test_backends_agree(name: str) -> None:
     data = build(name)
@@ -492,6 +502,39 @@ def test_backends_agree(name: str) -> None:
     assert abs(len(left) - len(right)) <= (128 if name == "vorbis" else 0)
     common = min(len(left), len(right))
     assert np.abs(left[:common] - right[:common]).max() < 1e-3
+
+
+def torchcodec_loads() -> bool:
+    """Whether torchcodec is installed and finds the FFmpeg libraries of the system."""
+    if find_spec("torchcodec") is None:
+        return False
+    program = "import torchcodec.decoders"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not torchcodec_loads(), reason="torchcodec needs the system's FFmpeg")
+def test_torchcodec_where_it_is_installed(tmp_path: Path) -> None:
+    for name in ("wav", "flac", "mp3", "ogg-opus", "mov-s16"):
+        data = build(name)
+        left, left_rate = decode(data, audio_backend="torchcodec")
+        right, right_rate = decode(data, audio_backend="pyav")
+        assert left_rate == right_rate
+        assert len(left) == len(right)
+        assert np.abs(left - right).max() < 1e-3, name
+    with pytest.raises(MediaTooLargeError, match="duration"):
+        decode(
+            build("m4a", seconds=4),
+            audio_backend="torchcodec",
+            limits=DecodeLimits(max_audio_duration_s=3),
+        )
+    secret = tmp_path / "secret.wav"
+    secret.write_bytes(make_wav())
+    for playlist in (
+        f"#EXTM3U\n#EXTINF:1,\n{secret}\n",
+        f"ffconcat version 1.0\nfile '{secret}'\n",
+    ):
+        with pytest.raises(CorruptMediaError, match="no format that can be read"):
+            decode(playlist.encode(), audio_backend="torchcodec")
 
 
 def test_a_named_backend_is_used_alone() -> None:

@@ -20,7 +20,7 @@ import soundfile
 from av.stream import Discard
 from numpy.typing import NDArray
 
-from lazydecode.errors import CorruptMediaError, MediaTooLargeError
+from lazydecode.errors import CorruptMediaError, MediaTooLargeError, ValidationError
 from lazydecode.limits import MIB, DecodeLimits
 from lazydecode.media.headers import AudioHeader
 from lazydecode.media.wav import parse_wav, read_wav
@@ -311,18 +311,26 @@ def _stated_seconds(container: Any, stream: Any) -> float | None:
 
 def decode_torchcodec(data: bytes, limits: DecodeLimits) -> tuple[Samples, int]:
     """Decode with torchcodec, which must be installed."""
-    decoder = import_module("torchcodec.decoders").AudioDecoder(data)
+    with _open_av(data):
+        pass  # torchcodec's FFmpeg takes playlists too, and would open what they name
+    try:
+        module = import_module("torchcodec.decoders")
+    except (ImportError, OSError, RuntimeError) as exc:  # no FFmpeg libraries: RuntimeError
+        raise ValidationError(
+            "audio_backend torchcodec cannot be loaded here; leave it out, or use auto",
+            parameter="audio_backend",
+            value="torchcodec",
+        ) from exc
+    decoder = module.AudioDecoder(data)
     metadata = decoder.metadata
     rate, channels = int(metadata.sample_rate), int(metadata.num_channels)
     sink = MonoSink(rate, channels, limits, stated_s=metadata.duration_seconds_from_header)
-    start_s, step_s = 0.0, 30.0
-    while True:
-        # In pieces: a header that understates the duration must not fill the memory.
-        piece = decoder.get_samples_played_in_range(start_s, start_s + step_s).data
-        if not piece.shape[-1]:
-            break
-        sink.write(piece.numpy().T)
-        start_s += step_s
+    # One call, and no more than the limits allow: the header may understate.
+    most_s = limits.max_audio_decoded_bytes / (rate * channels * 4)
+    samples = decoder.get_samples_played_in_range(
+        0.0, min(limits.max_audio_duration_s, most_s) + 1.0
+    )
+    sink.write(samples.data.numpy().T)
     return sink.result(), rate
 
 
