@@ -100,13 +100,16 @@ class Gate:
 
 
 class Origin:
-    """A server on 127.0.0.1. Unknown paths answer 404.
+    """A server on loopback, 127.0.0.1 unless said otherwise. Unknown paths answer 404.
 
     Routes are set by path, without the query. `requests` holds every request in order.
     """
 
-    def __init__(self, *, ssl_context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, *, ssl_context: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+    ) -> None:
         self._ssl_context = ssl_context
+        self._host = host
         self._server_names: dict[Any, str | None] = {}
         self._handlers: dict[str, Handler] = {}
         self._writers: dict[int, asyncio.StreamWriter] = {}
@@ -122,12 +125,13 @@ class Origin:
     @property
     def netloc(self) -> str:
         """Host and port."""
-        return f"127.0.0.1:{self.port}"
+        return f"[{self._host}]:{self.port}" if ":" in self._host else f"{self._host}:{self.port}"
 
     def url(self, path: str, *, host: str | None = None) -> str:
         """The URL of a path, optionally by another name for this host."""
         scheme = "http" if self._ssl_context is None else "https"
-        return f"{scheme}://{host or '127.0.0.1'}:{self.port}{path}"
+        netloc = self.netloc if host is None else f"{host}:{self.port}"
+        return f"{scheme}://{netloc}{path}"
 
     def hits(self, path: str | None = None) -> int:
         """Number of requests for a path, or of all."""
@@ -263,7 +267,8 @@ class Origin:
         self._stop = asyncio.Event()
         if self._ssl_context is not None:
             self._ssl_context.sni_callback = self._note_server_name
-        listener = socket.create_server(("127.0.0.1", 0))
+        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+        listener = socket.create_server((self._host, 0), family=family)
         # Little on the way, so that `bytes_sent` is close to what the client has read.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 64 * 1024)
         server = await asyncio.start_server(

@@ -83,5 +83,20 @@ def test_the_process_wide_one_is_joined_at_exit() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
 
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    script = (
+        "import os; from lazydecode.media.executor import global_thread_pool as pool\n"
+        "assert pool.submit(int).result() == 0\n"
+        "child = os.fork()\n"
+        "assert pool.submit(int).result(20) == 0\n"
+        "if not child: os._exit(0)\n"
+        "print(os.waitpid(child, 0)[1])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+    assert (result.returncode, result.stdout) == (0, "0\n")
+
+
 def test_the_default_has_eight_threads() -> None:
     assert executor.global_thread_pool.max_workers == 8

@@ -154,6 +154,8 @@ async def test_case(world: World, name: str) -> None:
     assert world.inside.num_connections == 0
     if "requests_seen" in expected:
         assert world.media.hits() == expected["requests_seen"]
+    if "bytes_read_at_most" in expected:
+        assert world.media.bytes_sent <= 1024 * 1024
     if "max_requests_seen" in expected:
         assert world.media.hits() <= expected["max_requests_seen"]
 

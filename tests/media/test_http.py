@@ -37,6 +37,14 @@ from tests.origin import Exchange, Gate, Origin, StubResolver, wait_until
 CASES = Path(__file__).parent.parent / "cases" / "media"
 
 
+def has_ipv6_loopback() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 class Client:
     """A connection with defaults; `fetch` returns the decoded body."""
 
@@ -552,6 +560,20 @@ async def test_nothing_inside_is_reached(inside: Origin, host: str) -> None:
     assert "127" not in str(caught.value)
     assert inside.num_connections == 0
     await connection.close()
+
+
+@pytest.mark.skipif(not has_ipv6_loopback(), reason="this machine has no IPv6")
+async def test_ipv6_is_spoken() -> None:
+    with Origin(host="::1") as six:
+        client = Client(six, resolve=StubResolver({"six.test": ["::1"]}))
+        url = six.serve("/a", b"x")
+        assert await client.fetch(url) == b"x"
+        assert six.requests[0].headers["host"] == six.netloc
+        named = six.url("/a", host="six.test")
+        assert await client.fetch(named, allowed_private_networks=("::1/128",)) == b"x"
+        with pytest.raises(BlockedURLError):
+            await client.fetch(named)
+        await client.connection.close()
 
 
 async def test_a_name_that_changes_its_mind_changes_nothing(origin: Origin, inside: Origin) -> None:

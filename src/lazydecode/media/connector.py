@@ -373,9 +373,13 @@ class MediaConnector:
     ) -> list[MediaRef[Any]]:
         start = time.perf_counter()
         parsed = url if isinstance(url, DataURL) else parse_data_url(url)
+        most = upper_bound(parsed)
         try:
-            self._check_size(upper_bound(parsed), media_ios)
-        except LazyDecodeError:  # Unless white space and escapes make up the difference.
+            self._check_size(most, media_ios)
+        except LazyDecodeError:
+            # White space and escapes may make up the difference, but not most of a text.
+            if most > 4 * self._strictest_max_bytes(media_ios):
+                raise
             self._check_size(measure(parsed), media_ios)
         if parsed.is_base64 and is_jpeg_sequence(parsed.media_type):
             # A list with commas, which the decoder takes apart itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -60,6 +61,7 @@ class LazyThreadPool(Executor):
         self._name = name
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._pid = 0
         self._is_shut_down = False
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
@@ -71,8 +73,10 @@ class LazyThreadPool(Executor):
         with self._lock:
             if self._is_shut_down:
                 raise RuntimeError("the media threads were shut down")
-            if self._pool is None:
+            # A forked child has the pool but not its threads: jobs would wait for ever.
+            if self._pool is None or self._pid != os.getpid():
                 self._pool = ThreadPoolExecutor(self._max_workers, self._name)
+                self._pid = os.getpid()
             pool = self._pool
         return pool.submit(fn, *args, **kwargs)
 
