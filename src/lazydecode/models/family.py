@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalKwargsItem
 from lazydecode.models.expansion import ExpandedPrompt, ItemText, PromptExpander
 from lazydecode.models.header_only import Way, stand_in, substitutes
@@ -126,10 +127,21 @@ class Family:
         Raises:
             InvalidRequestError: If the processor refuses the item or the options.
         """
+        self.check_modality(modality)
         merged = self.options.merge(options)
         if modality in self.raw_modalities:
             merged = raw_options(modality, merged) or merged
         return self.items.process(modality, item, merged)
+
+    def check_modality(self, modality: str) -> None:
+        """Check that the family takes items of a modality.
+
+        Raises:
+            InvalidRequestError: If it does not; it says why.
+        """
+        if modality not in self.facts.modalities:
+            why = self.facts.refused.get(modality, "its processor has no part for it")
+            raise InvalidRequestError(f"the model takes no {modality}: {why}", modality=modality)
 
     def sketch(
         self, modality: str, shape: tuple[Any, ...], options: Mapping[str, Any] | None = None
@@ -141,6 +153,7 @@ class Family:
         Raises:
             InvalidRequestError: If the processor refuses the size or the options.
         """
+        self.check_modality(modality)
         way = self.proof.headers.get(modality, "content")
         if way == "content":
             return None

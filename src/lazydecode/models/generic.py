@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lazydecode.errors import InvalidRequestError
@@ -21,6 +22,7 @@ from lazydecode.processing.context import BaseProcessingInfo, InputProcessingCon
 from lazydecode.processing.flights import ItemFlights, ItemOutput
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
+from lazydecode.processing.timing import TimingContext
 
 
 class GenericDataParser(MultiModalDataParser):
@@ -95,6 +97,19 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         super().__init__(info, flights=flights, media_executor=media_executor)
         self.family = family
         self.reentrant = family.record.reentrant
+
+    def _hash_mm_items(
+        self, inputs: ProcessorInputs, timing_ctx: TimingContext
+    ) -> dict[str, list[str]]:
+        """Identify the items; those whose results differ from run to run are never the same.
+
+        Leaving the cache out would not do: the engine's cache goes by the identity, and would
+        give an earlier request's tensors.
+        """
+        if not self.family.proof.reproducible:
+            unique = f"{inputs.processor_fingerprint}:{uuid.uuid4().hex}"
+            inputs = replace(inputs, processor_fingerprint=unique)
+        return super()._hash_mm_items(inputs, timing_ctx)
 
     def render_from_headers(self, inputs: ProcessorInputs) -> HeaderRendering | None:
         """Return ids, ranges and small tensors without decoding anything.
