@@ -28,7 +28,7 @@ json_values = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.text("ab.", max_size=3), inner, max_size=3)
     ),
-    max_leaves=8,
+    max_leaves=4,
 )
 settings_dicts = st.dictionaries(
     st.text(st.characters(codec="utf-8"), max_size=4), json_values, max_size=4

@@ -156,7 +156,7 @@ def test_a_part_of_a_sample_at_the_end_is_dropped() -> None:
     ],
 )
 def test_an_impossible_format_is_refused(fmt: bytes) -> None:
-    with pytest.raises(CorruptMediaError, match=r"^Failed to load audio|^the audio"):
+    with pytest.raises(CorruptMediaError):
         decode(riff((b"fmt ", fmt), (b"data", bytes(64))))
 
 
