@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import random
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import pytest
 from lazydecode.errors import CorruptMediaError, MediaTooLargeError, ValidationError
 from lazydecode.limits import DecodeLimits
 from lazydecode.media import ImageMediaIO, VideoMediaIO, plan_frames
-from lazydecode.media.video_backends import frame_index, pyav
+from lazydecode.media.video_backends import frame_index, packet_runs, pyav
 from lazydecode.media.video_backends.container import open_video
 from tests.builders_video import (
     draw_number,
@@ -382,6 +383,73 @@ def test_byte_limit_holds_before_anything_is_allocated() -> None:
 def test_picture_limit_holds_for_each_frame() -> None:
     with pytest.raises(MediaTooLargeError, match="64 x 48 pixels exceed"):
         decode(build(3), limits=DecodeLimits(max_image_pixels=64 * 48 - 1))
+
+
+# -- the index
+
+
+@pytest.mark.parametrize(
+    "name", ["h264 mp4", "h264 mp4, no b-frames", "h264 mov", "hevc mp4", "av1 mp4", "mpeg4 mp4"]
+)
+def test_tables_of_an_mp4_say_what_its_packets_say(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scanned = frame_index.scan_index(sample(name))
+    monkeypatch.delattr(frame_index, "_scanned_packets")
+    assert_same_index(frame_index.read_index(sample(name)), scanned)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        make_video(20, times=[n / 10 - 0.5 for n in range(20)], b_frames=0),
+        make_video(20, times=[n / 10 - 0.5 for n in range(20)], b_frames=3),
+        make_video(20, times=[n / 10 + 3 for n in range(20)]),
+        make_video(6, times=[0.0, 0.1, 0.2, 0.7, 0.8, 2.0]),
+        make_video(20, audio=True),
+        make_video(1),
+        make_video(60, gop=12, muxer_options={"movflags": "frag_keyframe+empty_moov"}),
+        make_video(60, gop=12, muxer_options={"movflags": "frag_keyframe"}),
+    ],
+    ids=["cut", "cut, b-frames", "late", "variable", "sound", "one", "fragments", "mixed"],
+)
+def test_index_is_the_same_however_it_is_read(data: bytes) -> None:
+    assert_same_index(frame_index.read_index(data), frame_index.scan_index(data))
+
+
+def assert_same_index(one: frame_index.FrameIndex, other: frame_index.FrameIndex) -> None:
+    for field in dataclasses.fields(one):
+        a, b = getattr(one, field.name), getattr(other, field.name)
+        assert np.array_equal(a, b), (field.name, a, b)
+    assert np.array_equal(one.timeline.times_s, other.timeline.times_s)
+    assert (one.timeline.fps, one.timeline.duration_s) == (
+        other.timeline.fps,
+        other.timeline.duration_s,
+    )
+
+
+def test_seeks_that_go_astray_cost_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = build(COUNT * 4, FPS, (96, 64), gop=12)
+    chosen = [0, 100, 201]
+    expected, _ = decode(data, frame_indices=chosen)
+
+    def late(container: Any, stream: Any, index: Any, target: int) -> Any:
+        raise packet_runs.LostPositionError
+
+    monkeypatch.setattr(packet_runs, "_seek", late)
+    frames, metadata = decode(data, frame_indices=chosen)
+    assert metadata["frames_indices"] == read_numbers(frames) == chosen
+    assert np.array_equal(frames, expected)
+
+
+@pytest.mark.parametrize("container", ["mp4", "mkv", "mov"])
+@pytest.mark.parametrize("gop", [1, 12, 100])
+@pytest.mark.parametrize("b_frames", [0, 3])
+def test_frames_far_apart_are_found_by_seeking(container: str, gop: int, b_frames: int) -> None:
+    data = build(240, FPS, container=container, gop=gop, b_frames=b_frames)
+    for chosen in ([239], [60, 180], [0, 47, 48, 99, 100, 238]):
+        frames, metadata = decode(data, frame_indices=chosen)
+        assert read_numbers(frames) == metadata["frames_indices"] == chosen
 
 
 # -- how much is decoded

@@ -40,6 +40,10 @@ class VideoTrack:
     height: int
     matrix: NDArray[np.float64]
     """Shape (9,): the display matrix, the track's times the movie's, as a player applies it."""
+    tables: dict[bytes, tuple[int, int]]
+    """The sample tables (`stts`, `ctts`, ...): where the content of each begins and ends."""
+    num_edits: int
+    """Pieces of the track that its edit list shows; 0 without one."""
 
 
 def iterate_boxes(data: bytes, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
@@ -110,10 +114,10 @@ def read_video_tracks(data: bytes) -> list[VideoTrack]:
 
 
 def _read_track(data: bytes, start: int, end: int, movie: NDArray[np.float64]) -> VideoTrack | None:
-    boxes = {kind: (first, last) for kind, first, last in iterate_boxes(data, start, end)}
+    boxes = _children(data, (start, end))
     if b"tkhd" not in boxes or b"mdia" not in boxes:
         return None
-    media = {kind: (first, last) for kind, first, last in iterate_boxes(data, *boxes[b"mdia"])}
+    media = _children(data, boxes[b"mdia"])
     handler = media.get(b"hdlr", (0, 0))[0]
     if data[handler + 8 : handler + 12] != b"vide":
         return None
@@ -121,18 +125,35 @@ def _read_track(data: bytes, start: int, end: int, movie: NDArray[np.float64]) -
     number_at = first + (20 if data[first : first + 1] == b"\x01" else 12)
     number = int.from_bytes(data[number_at : number_at + 4], "big")
     matrix = _matrix(data, first, last, version_0_at=40) @ movie
-    width, height = _stored_size(data, media.get(b"minf"))
-    return VideoTrack(number, width, height, matrix.reshape(9))
+    information = _children(data, media.get(b"minf"))
+    tables = _children(data, information.get(b"stbl"))
+    width, height = _stored_size(data, tables.get(b"stsd"))
+    edits = _children(data, boxes.get(b"edts"))
+    return VideoTrack(
+        number, width, height, matrix.reshape(9), tables, _num_edits(data, edits.get(b"elst"))
+    )
 
 
-def _stored_size(data: bytes, minf: tuple[int, int] | None) -> tuple[int, int]:
+def _children(data: bytes, span: tuple[int, int] | None) -> dict[bytes, tuple[int, int]]:
+    if span is None:
+        return {}
+    return {kind: (first, last) for kind, first, last in iterate_boxes(data, *span)}
+
+
+def _num_edits(data: bytes, span: tuple[int, int] | None) -> int:
+    """Return how many pieces of media an edit list names; pauses do not count."""
+    if span is None or span[0] + 8 > span[1]:
+        return 0
+    first, last = span
+    layout = struct.Struct(">QqI" if data[first] == 1 else ">IiI")
+    (count,) = struct.unpack_from(">I", data, first + 4)
+    ends = min(first + 8 + count * layout.size, last - layout.size + 1)
+    starts = range(first + 8, ends, layout.size)
+    return sum(layout.unpack_from(data, at)[1] != -1 for at in starts)
+
+
+def _stored_size(data: bytes, span: tuple[int, int] | None) -> tuple[int, int]:
     """Return the size in the first sample entry; (0, 0) if there is none."""
-    span = minf
-    for wanted in (b"stbl", b"stsd"):
-        if span is None:
-            return 0, 0
-        inner = {kind: (first, last) for kind, first, last in iterate_boxes(data, *span)}
-        span = inner.get(wanted)
     if span is None or span[0] + 44 > span[1]:
         return 0, 0
     # stsd: 8 bytes of its own, 8 of the entry's header; the size is 24 bytes into the entry.

@@ -6,8 +6,9 @@ depend on the library that turns them into pixels.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from lazydecode.errors import CorruptMediaError, MediaTooLargeError
 from lazydecode.limits import DecodeLimits
 from lazydecode.media.video_backends.counting import UntrustedTimesError, count_frames
-from lazydecode.media.video_backends.frame_index import FrameIndex, read_index
+from lazydecode.media.video_backends.frame_index import FrameIndex, read_index, scan_index
 from lazydecode.media.video_sampling import (
     FrameSampler,
     SamplingOptions,
@@ -116,18 +117,21 @@ class VideoLoader(ABC):
         self._check_picture(index)
         if index.is_cut and not sampling.frame_recovery:
             raise CorruptMediaError(
-                f"the video is cut off: {len(index.pts)} of {index.stated_packets} frames are there"
+                f"the video is cut off: {index.num_whole} of {index.num_stated} frames are there"
             )
-        if not index.is_trusted:
-            return self._load(
-                data, count_frames(data, max_pixels=self.limits.max_image_pixels), sampling, options
-            )
-        try:
-            return self._load(data, index, sampling, options)
-        except UntrustedTimesError:
-            return self._load(
-                data, count_frames(data, max_pixels=self.limits.max_image_pixels), sampling, options
-            )
+        for candidate in self._indices(data, index):
+            with contextlib.suppress(UntrustedTimesError):
+                return self._load(data, candidate, sampling, options)
+        raise AssertionError("counted frames are told by their order, not by times")
+
+    def _indices(self, data: bytes, first: FrameIndex) -> Iterator[FrameIndex]:
+        """Yield ways to tell the frames apart, from cheap to certain."""
+        if first.is_trusted:
+            yield first
+            scanned = scan_index(data)
+            if scanned.is_trusted:
+                yield scanned
+        yield count_frames(data, max_pixels=self.limits.max_image_pixels)
 
     def _check_picture(self, index: FrameIndex) -> None:
         limit = self.limits.max_image_pixels

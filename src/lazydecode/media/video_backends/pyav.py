@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import bisect
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final
 
 import av
@@ -34,6 +33,12 @@ from lazydecode.media.video_backends.counting import (
     prepare_decoder,
 )
 from lazydecode.media.video_backends.frame_index import FrameIndex
+from lazydecode.media.video_backends.packet_runs import (
+    LostPositionError,
+    PacketRun,
+    plan_runs,
+    read_runs,
+)
 from lazydecode.media.video_backends.pixels import upright_size, write_rgb
 
 logger = logging.getLogger(__name__)
@@ -70,14 +75,6 @@ def library_fingerprint() -> str:
     avcodec = ".".join(map(str, av.library_versions["libavcodec"]))
     swscale = ".".join(map(str, av.library_versions["libswscale"]))
     return f"pyav {av.__version__} (libavcodec {avcodec}, libswscale {swscale})"
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Packets [first, last] of the file, decoded in one go from a key frame on."""
-
-    first: int
-    last: int
 
 
 class _Collector:
@@ -118,30 +115,6 @@ class _Collector:
             return self.frames
         taken: NDArray[np.uint8] = self.frames[slots]
         return taken
-
-
-def plan_runs(index: FrameIndex, wanted: Sequence[int]) -> list[_Run]:
-    """Return the runs of packets to decode for the frames `wanted` (ascending).
-
-    A run starts at the last key frame that is both stored and shown no later than the wanted
-    frame. Stored alone is not enough: frames that follow an open group's key frame in the
-    file but precede it on screen refer to the group before.
-    """
-    keys = np.flatnonzero(index.is_key)
-    spans: list[tuple[int, int]] = []
-    for number in wanted:
-        position = int(index.display_order[number])
-        key = int(np.searchsorted(keys, position, side="right")) - 1
-        while key > 0 and index.pts[keys[key]] > index.pts[position]:
-            key -= 1
-        spans.append((int(keys[key]) if key >= 0 else 0, position))
-    runs: list[_Run] = []
-    for first, last in sorted(spans):
-        if runs and first <= runs[-1].last:
-            runs[-1] = _Run(runs[-1].first, max(last, runs[-1].last))
-        else:
-            runs.append(_Run(first, last))
-    return runs
 
 
 def read_frames(
@@ -188,14 +161,23 @@ def _collect(
         return collector
     skip = index.codec in _SKIPS_EXACTLY
     runs = plan_runs(index, collector.wanted)
-    num_strays = _decode_runs(data, index, runs, collector, skip=skip, limits=limits)
+    try:
+        num_strays = _decode_runs(
+            data, index, runs, collector, skip=skip, seek=index.can_seek, limits=limits
+        )
+    except LostPositionError:
+        num_strays = _decode_runs(
+            data, index, runs, collector, skip=skip, seek=False, limits=limits
+        )
     if collector.is_complete:
         return collector
     # What is marked a key frame may be none, or may be damaged, and takes the frames behind it
     # along: once more from the very start, with nothing left out.
-    everything = [_Run(0, len(index.pts) - 1)]
+    everything = [PacketRun(0, len(index.pts) - 1)]
     if skip or runs != everything:
-        num_strays = _decode_runs(data, index, everything, collector, skip=False, limits=limits)
+        num_strays = _decode_runs(
+            data, index, everything, collector, skip=False, seek=False, limits=limits
+        )
     if num_strays and not collector.is_complete:
         raise UntrustedTimesError
     return collector
@@ -204,10 +186,11 @@ def _collect(
 def _decode_runs(
     data: bytes,
     index: FrameIndex,
-    runs: Sequence[_Run],
+    runs: Sequence[PacketRun],
     collector: _Collector,
     *,
     skip: bool,
+    seek: bool,
     limits: DecodeLimits,
 ) -> int:
     """Decode the runs until `collector` has all it wants; return how many frames are strays.
@@ -226,33 +209,23 @@ def _decode_runs(
             else:
                 collector.offer(number, frame)
 
-    with open_video(data) as (container, stream):
+    with open_video(data) as (container, stream), translated_errors("the video cannot be read"):
         decoder = prepare_decoder(stream, max_pixels=limits.max_image_pixels)
-        pending = list(reversed(runs))
-        run = pending.pop()
         skipping = False
-        with translated_errors("the video cannot be read"):
-            for position, packet in enumerate(_filled_packets(container, stream)):
-                if position < run.first:
-                    continue
-                if skip:
-                    unwanted = not collector.wants(frame_of_pts.get(packet.pts))
-                    if unwanted != skipping:
-                        decoder.skip_frame = "NONREF" if unwanted else "DEFAULT"
-                        skipping = unwanted
-                hand_over(decode_packet(packet))
-                if position == run.last:
-                    # All that the run's frames refer to is in: take them out without feeding
-                    # the packets that would push them out.
-                    hand_over(drain_decoder(decoder))
-                    if not pending:
-                        break
-                    run = pending.pop()
+        for packet, ends_run in read_runs(container, stream, index, runs, seek=seek):
+            if skip:
+                unwanted = not collector.wants(frame_of_pts.get(packet.pts))
+                if unwanted != skipping:
+                    decoder.skip_frame = "NONREF" if unwanted else "DEFAULT"
+                    skipping = unwanted
+            hand_over(decode_packet(packet))
+            if ends_run:
+                # All that the run's frames refer to is in: take them out without feeding the
+                # packets that would push them out.
+                hand_over(drain_decoder(decoder))
+        if not collector.is_complete:
+            hand_over(drain_decoder(decoder))
     return num_strays
-
-
-def _filled_packets(container: Any, stream: Any) -> Iterator[Any]:
-    return (packet for packet in container.demux(stream) if packet.size)
 
 
 def _replace_missing(
