@@ -22,7 +22,7 @@ from lazydecode.processing.context import BaseProcessingInfo, InputProcessingCon
 from lazydecode.processing.flights import ItemFlights, ItemOutput
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
-from lazydecode.processing.timing import TimingContext
+from lazydecode.processing.state import MultiModalApplyState
 
 
 class GenericDataParser(MultiModalDataParser):
@@ -98,18 +98,16 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         self.family = family
         self.reentrant = family.record.reentrant
 
-    def _hash_mm_items(
-        self, inputs: ProcessorInputs, timing_ctx: TimingContext
-    ) -> dict[str, list[str]]:
+    def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
         """Identify the items; those whose results differ from run to run are never the same.
 
         Leaving the cache out would not do: the engine's cache goes by the identity, and would
         give an earlier request's tensors.
         """
         if not self.family.proof.reproducible:
-            unique = f"{inputs.processor_fingerprint}:{uuid.uuid4().hex}"
-            inputs = replace(inputs, processor_fingerprint=unique)
-        return super()._hash_mm_items(inputs, timing_ctx)
+            unique = f"{state.inputs.processor_fingerprint}:{uuid.uuid4().hex}"
+            state.inputs = replace(state.inputs, processor_fingerprint=unique)
+        return super()._hash_mm_items(state)
 
     def render_from_headers(self, inputs: ProcessorInputs) -> HeaderRendering | None:
         """Return ids, ranges and small tensors without decoding anything.
