@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lazydecode.errors import (
     BlockedURLError,
@@ -76,6 +78,16 @@ class RawIO(MediaIO[bytes]):
 
 
 RAW = RawIO()
+
+# fmt: off
+_PIECES = st.lists(
+    st.sampled_from([
+        "http", "https", "data", "file", "s3", ":", "//", "/", "@", "127.0.0.1", "[::1]", "x.test",
+        "%", "?", "#", "\\", " ", ",", ";base64", "..", ":80", "\ud800", "é", "\0",
+    ]),
+    max_size=8,
+).map("".join)
+# fmt: on
 
 
 def make_connector(*origins: Origin, **options: Any) -> MediaConnector:
@@ -340,11 +352,34 @@ async def test_local_files_are_off_by_default(tmp_path: Path) -> None:
             await connector.fetch_image_async(f"file://{tmp_path}/a", RAW)
 
 
+async def test_spaces_around_a_url_do_not_matter(origin: Origin, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"x")
+    async with make_connector(origin, allowed_local_media_path=tmp_path) as connector:
+        for url in (origin.serve("/a", b"x"), f"file://{tmp_path}/a"):
+            assert (await connector.fetch_image_async(f"  {url} ", RAW)).data == b"x"
+
+
 @pytest.mark.parametrize("url", ["ftp://x.test/a", "//x.test/a", "/etc/hostname", "", "s3://b/k"])
 async def test_other_schemes_are_refused(url: str) -> None:
     async with MediaConnector() as connector:
         with pytest.raises(BlockedURLError, match="either a HTTP, data or file URL"):
             await connector.fetch_image_async(url, RAW)
+
+
+@given(_PIECES)
+@settings(deadline=None)
+def test_whatever_a_url_says_the_error_is_ours(text: str) -> None:
+    async def fetch() -> None:
+        connection = HttpConnection(resolve=StubResolver({}))
+        async with MediaConnector(connection, allowed_local_media_path="/usr") as connector:
+            url: Any = text if len(text) % 2 else text.encode("utf-8", "surrogatepass")
+            try:
+                await connector.fetch_image_async(url, RAW)
+            except LazyDecodeError as exc:
+                assert exc.status < 600
+        await connection.close()
+
+    asyncio.run(fetch())
 
 
 def test_misuse_is_a_value_error(tmp_path: Path) -> None:

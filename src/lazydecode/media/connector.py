@@ -255,7 +255,8 @@ class MediaConnector:
         limits, and calls this one for the rest.
         """
         parsed = parse_url(url)
-        assert isinstance(parsed, HttpURL)
+        if not isinstance(parsed, HttpURL):
+            raise BlockedURLError("The media URL is not an http(s) URL.")
         # Before the look-ups, so that neither the disk nor a flight answers for a URL that
         # would be refused.
         self._url_policy.check_url(parsed)
@@ -334,7 +335,7 @@ class MediaConnector:
         timeout_s = self.limits.video_timeout_s if timeout_s is None else timeout_s
         if is_data_url(url):
             return await self._run(self._refs_from_data, url, media_ios, current_trace())
-        text = as_text(url)
+        text = as_text(url).strip(" ")
         if text[:5].lower() == "file:":
             return await self._run(self._refs_from_file, text, media_ios, current_trace())
         start = time.perf_counter()

@@ -272,16 +272,17 @@ async def _read_body(
 async def _read_up_to(
     stream: aiohttp.StreamReader, max_bytes: int, reservation: Reservation | None
 ) -> bytes:
-    # BytesIO hands its buffer over in `getvalue`: the body is never held twice.
-    body = io.BytesIO()
-    async for chunk in stream.iter_any():
-        size = body.tell() + len(chunk)
-        if size > max_bytes:
-            raise _too_large(max_bytes)
-        if reservation is not None and size > reservation.nbytes:
-            reservation.grow(min(max(size, 2 * reservation.nbytes), max_bytes))
-        body.write(chunk)
-    return body.getvalue()
+    # BytesIO hands its buffer over in `getvalue`: the body is never held twice. Closed at once
+    # when reading fails, so that no traceback keeps what has arrived.
+    with io.BytesIO() as body:
+        async for chunk in stream.iter_any():
+            size = body.tell() + len(chunk)
+            if size > max_bytes:
+                raise _too_large(max_bytes)
+            if reservation is not None and size > reservation.nbytes:
+                reservation.grow(min(max(size, 2 * reservation.nbytes), max_bytes))
+            body.write(chunk)
+        return body.getvalue()
 
 
 def _check_status(response: aiohttp.ClientResponse) -> None:
