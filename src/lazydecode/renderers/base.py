@@ -258,19 +258,19 @@ class RenderedRequest:
         return self._job.request_id
 
     @property
-    def uses_sender_cache(self) -> bool:
-        """Whether `process` goes by the cache that mirrors the engine's."""
+    def has_sender_cache(self) -> bool:
+        """Whether `process` can go by a cache that mirrors the engine's."""
         return self._renderer.sender_cache is not None
 
-    async def process(self, deliver: Deliver) -> None:
+    async def process(self, deliver: Deliver, *, use_cache: bool = True) -> None:
         """Process for the engine, and hand the result to `deliver` on the ordered worker.
 
-        Items that the engine's cache holds come without tensors.
+        Items that the engine's cache holds come without tensors, unless the caches are passed by.
 
         Raises:
             LazyDecodeError: If an item cannot be used; it names the item.
         """
-        await self._run(self._renderer.sender_cache, deliver)
+        await self._run(self._renderer.sender_cache if use_cache else None, deliver)
 
     async def render(self, *, with_payload: bool) -> MultiModalInput:
         """Process for whoever asked: all items with tensors, if they are wanted.

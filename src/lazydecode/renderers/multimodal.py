@@ -362,6 +362,7 @@ class _Cancellation:
     def __init__(self) -> None:
         self._event = threading.Event()
         self._waiting: asyncio.Task[None] | None = None
+        self._state: MultiModalApplyState | None = None
 
     @property
     def is_set(self) -> bool:
@@ -370,7 +371,9 @@ class _Cancellation:
     def set(self) -> None:
         """Called on the event loop when the request is cancelled."""
         self._event.set()
-        if self._waiting is not None:
+        if self._waiting is not None and self._state is not None:
+            # Now, and not when the task gets its turn: what is not begun by then never is.
+            self._state.leave_flights()
             self._waiting.cancel()
 
     async def wait_for_items(self, state: MultiModalApplyState) -> None:
@@ -385,6 +388,7 @@ class _Cancellation:
             with suppress(LazyDecodeError):
                 await state.wait_decodes_async()
             return
+        self._state = state
         self._waiting = waiting = asyncio.ensure_future(state.wait_items_async())
         try:
             await asyncio.wait((waiting,))
@@ -393,4 +397,4 @@ class _Cancellation:
             elif not waiting.cancelled():
                 waiting.exception()  # retrieved: nobody is left who would hear of it
         finally:
-            self._waiting = None
+            self._waiting = self._state = None

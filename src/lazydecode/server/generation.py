@@ -9,7 +9,8 @@ a delay and nothing else.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -30,7 +31,7 @@ from lazydecode.server.metrics import Metrics
 logger = logging.getLogger(__name__)
 
 MAX_CACHE_MISSES: Final = 3
-"""A miss can repeat when other requests evict in between; three in a row mean a broken mirror."""
+"""A miss can repeat when the engine goes on forgetting; then the items pass both caches by."""
 MAX_ENGINE_LOSSES: Final = 3
 """A request that was running each time the engine died is probably the cause."""
 
@@ -88,7 +89,8 @@ class Generation:
         misses = losses = 0
         while True:
             try:
-                async with aclosing(self._attempt_once()) as attempt:
+                use_cache = misses < MAX_CACHE_MISSES
+                async with aclosing(self._attempt_once(use_cache=use_cache)) as attempt:
                     async for delta in attempt:
                         misses = 0
                         yield delta
@@ -99,8 +101,6 @@ class Generation:
                     "request %s: the engine lacks %d items, sending them again",
                     self._rendered.request_id, len(exc.hashes),
                 )  # fmt: skip
-                if misses > MAX_CACHE_MISSES:
-                    raise EngineError("the engine keeps lacking items that were sent") from exc
                 self._metrics.repairs.labels("cache_miss").inc()
                 await self._rendered.invalidate(exc.hashes)
             except EngineDeadError:
@@ -113,11 +113,22 @@ class Generation:
                 )  # fmt: skip
                 self._metrics.repairs.labels("engine_lost").inc()
 
-    async def _attempt_once(self) -> AsyncGenerator[Delta]:
+    async def _attempt_once(self, *, use_cache: bool) -> AsyncGenerator[Delta]:
         self._attempt += 1
-        engine_id = f"{self._rendered.request_id}-{self._attempt}"
-        await self._rendered.process(lambda prompt: self._submit(engine_id, prompt))
-        async with aclosing(_as_generator(self._engine.stream(engine_id))) as outputs:
+        submission = _Submission(
+            self._engine,
+            f"{self._rendered.request_id}-{self._attempt}",
+            lambda engine_id, prompt: self._build_request(
+                engine_id, prompt, use_cache and self._rendered.has_sender_cache
+            ),
+        )
+        try:
+            await self._rendered.process(submission.submit, use_cache=use_cache)
+        except BaseException:
+            # Cancelled or out of time at the end of phase 2, it may be with the engine already.
+            submission.withdraw()
+            raise
+        async with aclosing(_as_generator(self._engine.stream(submission.engine_id))) as outputs:
             async for output in outputs:
                 delta = self._take(output)
                 if delta.token_ids or delta.finish_reason is not None:
@@ -126,19 +137,18 @@ class Generation:
                     return
         raise EngineError("the engine's stream ended without a reason")
 
-    def _submit(self, engine_id: str, prompt: MultiModalInput) -> None:
-        """Runs on the ordered worker, in the same job as phase 2."""
-        self._engine.submit(
-            EngineRequest(
-                engine_id,
-                prompt["prompt_token_ids"] + self._generated,
-                mm_kwargs=prompt["mm_kwargs"],
-                mm_hashes=prompt["mm_hashes"],
-                mm_placeholders=prompt["mm_placeholders"],
-                sampling=self._sampling,
-                num_resumed_tokens=len(self._generated),
-                cache_items=self._rendered.uses_sender_cache,
-            )
+    def _build_request(
+        self, engine_id: str, prompt: MultiModalInput, uses_cache: bool
+    ) -> EngineRequest:
+        return EngineRequest(
+            engine_id,
+            prompt["prompt_token_ids"] + self._generated,
+            mm_kwargs=prompt["mm_kwargs"],
+            mm_hashes=prompt["mm_hashes"],
+            mm_placeholders=prompt["mm_placeholders"],
+            sampling=self._sampling,
+            num_resumed_tokens=len(self._generated),
+            cache_items=uses_cache,
         )
 
     def _take(self, output: EngineOutput) -> Delta:
@@ -155,6 +165,36 @@ class Generation:
         if reason == "abort":
             raise EngineError("the engine aborted the request")
         return Delta(text, ids, reason, output.logprobs or [])
+
+
+class _Submission:
+    """One attempt's way to the engine. The lock covers submitting and withdrawing."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        engine_id: str,
+        build: Callable[[str, MultiModalInput], EngineRequest],
+    ) -> None:
+        self.engine_id = engine_id
+        self._engine = engine
+        self._build = build
+        self._lock = threading.Lock()
+        self._is_withdrawn = False
+
+    def submit(self, prompt: MultiModalInput) -> None:
+        """Runs on the ordered worker, in the same job as phase 2, which is undone if it raises."""
+        request = self._build(self.engine_id, prompt)
+        with self._lock:
+            if self._is_withdrawn:
+                raise EngineError("nobody waits for this request any more")
+            self._engine.submit(request)
+
+    def withdraw(self) -> None:
+        """Nobody reads the stream: abort what was submitted, and submit nothing later."""
+        with self._lock:
+            self._is_withdrawn = True
+        self._engine.abort(self.engine_id)
 
 
 async def _as_generator(outputs: AsyncIterator[EngineOutput]) -> AsyncGenerator[EngineOutput]:

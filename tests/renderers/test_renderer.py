@@ -1,0 +1,276 @@
+"""The renderer without a server: what a cancelled, late or failing request leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from PIL import Image
+
+from lazydecode.errors import (
+    CorruptMediaError,
+    MediaTooLargeError,
+    OverloadedError,
+    TimeLimitError,
+)
+from lazydecode.media.image import ImageMediaIO
+from lazydecode.renderers.base import BaseRenderer, RenderRequest
+from lazydecode.renderers.chat import parse_messages
+from lazydecode.renderers.messages import ChatMessage
+from lazydecode.renderers.timeline import Timeline
+from tests.builders import make_jpeg
+from tests.origin import wait_until
+from tests.renderers.conftest import OpenRenderer
+from tests.server.harness import data_url, image, request, text
+
+
+def unique(size: tuple[int, int] = (64, 48)) -> dict[str, Any]:
+    return image(data_url(make_jpeg(size=size) + os.urandom(16)))
+
+
+def make_request(*parts: dict[str, Any], **fields: Any) -> RenderRequest:
+    body = msgspec.json.encode(request(*parts)["messages"])
+    messages = msgspec.json.decode(body, type=list[ChatMessage])
+    return RenderRequest("test", parse_messages(messages), **fields)
+
+
+async def render(renderer: BaseRenderer, *parts: dict[str, Any], **fields: Any) -> Timeline:
+    timeline = Timeline()
+    async with renderer.open(make_request(*parts, **fields), timeline=timeline) as rendered:
+        await rendered.render(with_payload=True)
+    return timeline
+
+
+def nothing_is_held(renderer: BaseRenderer) -> bool:
+    return (
+        renderer.encoded_budget.held_bytes == 0
+        and renderer.decoded_budget.held_bytes == 0
+        and len(renderer._flights) == 0
+    )
+
+
+class GatedDecodes:
+    """Holds every image decode until it is opened; counts what was begun and processed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = threading.Semaphore(0)
+        self.num_begun = 0
+        self._gate = threading.Event()
+        original = ImageMediaIO._decode
+
+        def gated(io: ImageMediaIO, *args: Any) -> Image.Image:
+            self.num_begun += 1
+            self.begun.release()
+            assert self._gate.wait(30)
+            return original(io, *args)
+
+        monkeypatch.setattr(ImageMediaIO, "_decode", gated)
+
+    def open(self) -> None:
+        self._gate.set()
+
+    async def wait_begun(self) -> None:
+        await wait_until(lambda: self.num_begun > 0)
+
+
+@pytest.fixture
+def decodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[GatedDecodes]:
+    gated = GatedDecodes(monkeypatch)
+    yield gated
+    gated.open()
+
+
+def count_processing(renderer: BaseRenderer, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    processor = renderer.frontend.mm_processor
+    assert processor is not None
+    calls: list[str] = []
+    original = processor.family.process
+
+    def counted(modality: str, *args: Any, **kwargs: Any) -> Any:
+        calls.append(modality)
+        return original(modality, *args, **kwargs)
+
+    monkeypatch.setattr(processor.family, "process", counted)
+    return calls
+
+
+@pytest.mark.parametrize("num_cancels", [1, 3])
+async def test_a_cancelled_request_waits_for_its_decode_and_processes_nothing(
+    open_renderer: OpenRenderer,
+    decodes: GatedDecodes,
+    monkeypatch: pytest.MonkeyPatch,
+    num_cancels: int,
+) -> None:
+    async with open_renderer() as renderer:
+        processed = count_processing(renderer, monkeypatch)
+        task = asyncio.create_task(render(renderer, unique(), text()))
+        await decodes.wait_begun()
+        for _ in range(num_cancels):
+            task.cancel()
+            await asyncio.sleep(0)
+        done, _ = await asyncio.wait((task,), timeout=0.05)
+        assert not done  # A thread still reads the payload.
+        assert renderer.decoded_budget.held_bytes > 0
+        decodes.open()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert renderer.decoded_budget.held_bytes == renderer.encoded_budget.held_bytes == 0
+        await wait_until(lambda: nothing_is_held(renderer))
+        assert processed == []
+
+
+async def test_who_waits_for_the_same_item_is_not_hurt_by_the_first_ones_cancellation(
+    open_renderer: OpenRenderer, decodes: GatedDecodes
+) -> None:
+    async with open_renderer() as renderer:
+        picture = unique()
+        first = asyncio.create_task(render(renderer, picture, text()))
+        await decodes.wait_begun()
+        others = [asyncio.create_task(render(renderer, picture, text())) for _ in range(3)]
+        (flight,) = renderer._flights._flights.values()
+        await wait_until(lambda: flight.num_waiting == 4)
+        first.cancel()
+        decodes.open()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        timelines = await asyncio.gather(*others)
+        assert decodes.num_begun == 1
+        assert all("process" in t.items[0].seconds or t.items[0].hit for t in timelines)
+        assert nothing_is_held(renderer)
+
+
+async def test_a_request_that_waits_for_memory_can_be_cancelled(
+    open_renderer: OpenRenderer, decodes: GatedDecodes
+) -> None:
+    picture_bytes = 64 * 48 * 4
+    async with open_renderer(max_decoded_mb=1.5 * picture_bytes / 2**20) as renderer:
+        first = asyncio.create_task(render(renderer, unique(), text()))
+        await decodes.wait_begun()
+        second = asyncio.create_task(render(renderer, unique(), text()))
+        await wait_until(lambda: renderer.decoded_budget.num_waiting == 1)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert renderer.decoded_budget.num_waiting == 0
+        assert decodes.num_begun == 1
+        decodes.open()
+        await first
+        assert nothing_is_held(renderer)
+
+
+async def test_requests_queue_for_memory_and_are_all_served(
+    open_renderer: OpenRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture_bytes = 64 * 48 * 4
+    most = 0
+    async with open_renderer(max_decoded_mb=2.5 * picture_bytes / 2**20) as renderer:
+        original = ImageMediaIO._decode
+
+        def watched(io: ImageMediaIO, *args: Any) -> Image.Image:
+            nonlocal most
+            most = max(most, renderer.decoded_budget.held_bytes)
+            return original(io, *args)
+
+        monkeypatch.setattr(ImageMediaIO, "_decode", watched)
+        await asyncio.gather(*(render(renderer, unique(), text()) for _ in range(20)))
+        assert most <= renderer.decoded_budget.capacity
+        assert nothing_is_held(renderer)
+
+
+async def test_no_memory_in_time_is_a_retryable_503(
+    open_renderer: OpenRenderer, decodes: GatedDecodes
+) -> None:
+    picture_bytes = 64 * 48 * 4
+    settings = {"max_decoded_mb": 1.5 * picture_bytes / 2**20, "max_budget_wait": 0.05}
+    async with open_renderer(**settings) as renderer:
+        first = asyncio.create_task(render(renderer, unique(), text()))
+        await decodes.wait_begun()
+        with pytest.raises(OverloadedError):
+            await render(renderer, unique(), text())
+        decodes.open()
+        await first
+        assert nothing_is_held(renderer)
+
+
+async def test_an_item_that_can_never_fit_is_a_422(open_renderer: OpenRenderer) -> None:
+    async with open_renderer(max_decoded_mb=0.001) as renderer:
+        with pytest.raises(MediaTooLargeError):
+            await render(renderer, unique(), text())
+        assert nothing_is_held(renderer)
+
+
+async def test_a_request_that_takes_too_long_is_given_up_and_drains_by_itself(
+    open_renderer: OpenRenderer, decodes: GatedDecodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_renderer(max_render_time=0.3) as renderer:
+        processed = count_processing(renderer, monkeypatch)
+        with pytest.raises(TimeLimitError) as caught:
+            await render(renderer, unique(), text())
+        assert caught.value.status == 504
+        assert renderer.decoded_budget.held_bytes > 0  # The decode still runs.
+        decodes.open()
+        await renderer.runner.drain()
+        await wait_until(lambda: nothing_is_held(renderer))
+        assert processed == []
+
+
+async def test_a_corrupt_item_releases_everything(open_renderer: OpenRenderer) -> None:
+    async with open_renderer() as renderer:
+        cut = image(data_url(make_jpeg(size=(300, 300))[:900]))
+        with pytest.raises(CorruptMediaError) as caught:
+            await render(renderer, unique(), cut, text())
+        assert (caught.value.modality, caught.value.index) == ("image", 1)
+        await wait_until(lambda: nothing_is_held(renderer))
+
+
+async def test_a_hit_decodes_and_processes_nothing(
+    open_renderer: OpenRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_renderer() as renderer:
+        picture = unique()
+        processed = count_processing(renderer, monkeypatch)
+        for expected in (False, True):
+            timeline = await render(renderer, picture, text())
+            assert timeline.items[0].hit is expected
+        assert processed == ["image"]
+
+
+async def test_an_evicted_item_is_decoded_again(open_renderer: OpenRenderer) -> None:
+    """The cache holds one picture: each of two in turn is a miss, and both are right."""
+    async with open_renderer(mm_processor_cache_gb=0.00003) as renderer:
+        pictures = [unique(), unique()]
+        answers: list[Any] = []
+        for picture in (*pictures, *pictures):
+            timeline = Timeline()
+            async with renderer.open(make_request(picture, text()), timeline=timeline) as rendered:
+                answers.append((await rendered.render(with_payload=True))["mm_hashes"])
+        assert answers[:2] == answers[2:]
+        assert renderer.render_cache is not None
+        assert len(renderer.render_cache) == 1
+
+
+async def test_without_a_cache_every_request_is_processed(
+    open_renderer: OpenRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_renderer(mm_processor_cache_gb=0) as renderer:
+        processed = count_processing(renderer, monkeypatch)
+        picture = unique()
+        for _ in range(2):
+            await render(renderer, picture, text())
+        assert processed == ["image", "image"]
+        assert nothing_is_held(renderer)
+
+
+async def test_the_body_can_go_as_soon_as_the_media_are_fetched(
+    open_renderer: OpenRenderer,
+) -> None:
+    async with open_renderer() as renderer:
+        parsed = make_request(image(data_url(make_jpeg(size=(400, 400)))), text())
+        assert isinstance(parsed.conversation.media[0].source, memoryview)
+        async with renderer.open(parsed, timeline=Timeline()):
+            assert parsed.conversation.media[0].source is None
