@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import random
@@ -29,6 +30,7 @@ from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaRef
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.parse import MultiModalDataItems
+from lazydecode.processing.context import BaseProcessingInfo
 from lazydecode.processing.fields import MultiModalFieldConfig
 from lazydecode.processing.flights import ItemFlights, ItemOutput
 from lazydecode.processing.inputs import ProcessorInputs
@@ -36,6 +38,7 @@ from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.prompt_updates import (
     PromptIndexTargets,
     PromptInsertion,
+    PromptReplacement,
     PromptUpdate,
 )
 from lazydecode.processing.state import MultiModalApplyState
@@ -193,7 +196,7 @@ async def test_a_processor_failure_names_the_item_and_keeps_the_others(
     cache = sender_cache()
     wide = make_jpeg((600, 10))
     refs = [io.ref(jpeg(0)), io.ref(wide), io.ref(jpeg(1))]
-    with pytest.raises(CorruptMediaError, match="Failed to process image media at index 1: "):
+    with pytest.raises(UnprocessableMediaError, match="process image media at index 1: images"):
         await server.run(make_inputs(server.processor, refs, cache=cache))
     if server.processor.flights is not None:
         server.processor.flights.close()
@@ -351,8 +354,8 @@ def test_positions_of_a_selection_are_those_of_the_request(io: CountingImageIO) 
 class StartProcessor(BaseMultiModalProcessor):
     """One shared tensor, inserted at the start: the smallest processor there is."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(make_info(), None)
+    def __init__(self, count: int, info: BaseProcessingInfo | None = None) -> None:
+        super().__init__(info or make_info(), None)
         self.count = count
         self.calls: list[list[str]] = []
 
@@ -651,3 +654,51 @@ async def test_one_item_may_bring_the_data_for_another_of_the_same_identity(
     result = await server.run(inputs)
     assert [item is None for item in result["mm_kwargs"]["image"]] == [False, True, True]
     assert io.num_decodes == 1
+
+
+def test_a_state_made_by_hand_is_processed_too(io: CountingImageIO) -> None:
+    processor = PixelProcessor()
+    inputs = make_inputs(processor, [io.ref(jpeg(0)), io.ref(jpeg(1)[:300])])
+    with (
+        MultiModalApplyState(inputs, TimingContext(enabled=False), None, []) as state,
+        pytest.raises(CorruptMediaError, match="Failed to decode image media at index 1"),
+    ):
+        processor.apply_phase2(state)
+    inputs = make_inputs(processor, [io.ref(jpeg(0))])
+    with MultiModalApplyState(inputs, TimingContext(enabled=False), None, []) as state:
+        assert processor.apply_phase2(state)["mm_kwargs"]["image"][0] is not None
+
+
+class MergingTokenizer:
+    """A token per letter, but `#b` is one: a target before a `b` is hidden in the tokens."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) for letter in text.replace("#b", "\u0100")]
+
+    def decode(self, token_ids: Sequence[int], /) -> str:
+        return "".join(map(chr, token_ids)).replace("\u0100", "#b")
+
+
+@pytest.mark.parametrize("prompt", ["a##c", "a##b", "##b##"])
+def test_text_prompts_are_matched_by_tokens_or_else_by_text(
+    io: CountingImageIO, prompt: str
+) -> None:
+    class TextProcessor(StartProcessor):
+        def _get_prompt_updates(self, *args: Any) -> Sequence[PromptUpdate]:
+            return [PromptReplacement("image", "##", "[ii]")]
+
+    count = prompt.count("##")
+    info = make_info()
+    info.ctx = dataclasses.replace(info.ctx, tokenizer=MergingTokenizer())
+    processor = TextProcessor(count, info)
+    inputs = make_inputs(processor, [io.ref(jpeg(at)) for at in range(count)])
+    inputs.prompt = prompt
+    result = processor.apply(inputs)
+    text = prompt.replace("##", "[ii]")
+    assert MergingTokenizer().decode(result["prompt_token_ids"]) == text
+    assert result["prompt"] == prompt
+    for place in result["mm_placeholders"]["image"]:
+        assert text[place.offset : place.offset + place.length] == "[ii]"
+    inputs.prompt = "no place"
+    with pytest.raises(PlaceholderMismatchError, match="image at index 0"):
+        processor.apply(inputs)

@@ -7,7 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from lazydecode.cache import MultiModalReceiverCache
-from lazydecode.errors import CorruptMediaError, InvalidRequestError, PlaceholderMismatchError
+from lazydecode.errors import (
+    CorruptMediaError,
+    InvalidRequestError,
+    PlaceholderMismatchError,
+    UnprocessableMediaError,
+)
 from lazydecode.inputs import PlaceholderRange
 from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.timing import TimingContext
@@ -220,5 +225,5 @@ def test_without_a_cache_everything_is_decoded_and_hashed(
 def test_wide_image_is_named_if_the_processor_refuses_it(io: CountingImageIO) -> None:
     processor = ItemwisePixelProcessor()
     refs = [io.ref(jpeg(0)), io.ref(make_jpeg((600, 10)))]
-    with pytest.raises(CorruptMediaError, match="Failed to process image media at index 1: image"):
+    with pytest.raises(UnprocessableMediaError, match="process image media at index 1: image"):
         processor.apply(make_inputs(processor, refs, cache=only_cache()))

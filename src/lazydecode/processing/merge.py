@@ -108,7 +108,9 @@ def build_mm_input(
         mm_kwargs=processed.mm_kwargs,
         mm_hashes=processed.mm_hashes,
         # In the order of the hashes: the receiver goes through a request in one order.
-        mm_placeholders={modality: placeholders[modality] for modality in processed.mm_hashes},
+        mm_placeholders={
+            modality: placeholders.get(modality, []) for modality in processed.mm_hashes
+        },
     )
     if isinstance(inputs.prompt, str):
         result["prompt"] = inputs.prompt

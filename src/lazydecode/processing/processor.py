@@ -254,6 +254,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
                 self._submit_ref_decodes(items, state.decodes, timing_ctx)
 
     def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
+        """Return modality -> the identity of each item; a family may set items apart here."""
         inputs, timing_ctx = state.inputs, state.timing_ctx
         algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
         model_id = self.info.model_id
@@ -372,6 +373,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
                 # Called in order of position.
                 outputs[modality].append(output)
 
+            self._decode_ref_items(items, state.decodes, state.timing_ctx)
             self._run_process(items, state, keep)
             state.uncached_outputs = outputs
         return state.uncached_outputs
@@ -394,7 +396,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
         decodes: list[MediaDecodeJob],
         timing_ctx: TimingContext | None = None,
     ) -> None:
-        """Decode now what phase 1 did not: hits that were evicted in between."""
+        """Decode now what phase 1 did not: mostly hits that were evicted in between."""
         timing_ctx = timing_ctx or TimingContext(False)
         num_before = len(decodes)
         self._submit_ref_decodes(items, decodes, timing_ctx)
