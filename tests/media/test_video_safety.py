@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from lazydecode.errors import CorruptMediaError, LazyDecodeError
-from lazydecode.media import ImageMediaIO, VideoMediaIO
+from lazydecode.media import AudioMediaIO, ImageMediaIO, VideoMediaIO
 from lazydecode.media.mp4_boxes import check_sample_counts, read_video_tracks
 from tests.builders_video import make_video, turn, with_index_first
 
@@ -129,6 +129,11 @@ def test_announced_samples_cost_no_memory(count: int) -> None:
     text, grown_kib = done.stdout.splitlines()
     assert f"announces {count} samples" in text
     assert int(grown_kib) < 64 * 1024
+
+
+def test_sound_of_a_lying_file_is_refused_too() -> None:
+    with pytest.raises(CorruptMediaError, match="announces 5000000 samples"):
+        AudioMediaIO().load_bytes(with_samples(5_000_000))
 
 
 def test_sample_tables_are_found_wherever_they_are_nested() -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from lazydecode.errors import CorruptMediaError, MediaTooLargeError, ValidationError
 from lazydecode.limits import MIB, DecodeLimits
 from lazydecode.media.headers import AudioHeader
+from lazydecode.media.mp4_boxes import check_sample_counts
 from lazydecode.media.wav import parse_wav, read_wav
 
 Samples = NDArray[np.float32]
@@ -172,6 +173,7 @@ def check_complete(decoded: int, stated: int, rate_hz: int) -> None:
 @contextmanager
 def _open_av(data: bytes) -> Iterator[tuple[Any, Any]]:
     """Open `data` with FFmpeg and yield the container and its first audio stream."""
+    check_sample_counts(data)
     try:
         container = av.open(
             io.BytesIO(data),
