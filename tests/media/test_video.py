@@ -419,7 +419,7 @@ def test_five_hundred_decodes_leave_nothing() -> None:
     for _ in range(500):
         io.load_bytes(data)
     gc.collect()
-    assert process.num_fds() == descriptors
+    assert process.num_fds() <= descriptors  # others of this process may be collected meanwhile
     assert process.memory_info().rss - rss < 32 * 2**20
 
 
@@ -430,7 +430,7 @@ def test_failing_decodes_leave_nothing() -> None:
     for _ in range(200):
         with pytest.raises(LazyDecodeError):
             video_io().load_bytes(broken)
-    assert process.num_fds() == descriptors
+    assert process.num_fds() <= descriptors  # others of this process may be collected meanwhile
     assert process.memory_info().rss - rss < 32 * 2**20
 
 
