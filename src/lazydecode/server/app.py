@@ -16,12 +16,18 @@ from lazydecode.server.endpoint import Endpoint
 from lazydecode.server.routes import chat, render, system
 
 
-def create_app(context: ServerContext) -> Starlette:
-    """Return the application over `context`, which its lifespan starts and closes."""
+def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlette:
+    """Return the application over `context`.
+
+    Args:
+        context: The server's parts.
+        runs_context: Whether the application's lifespan starts and closes them; False if the
+            caller does.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with context.running():
+        async with context.running() if runs_context else contextlib.nullcontext():
             yield
 
     routes = [

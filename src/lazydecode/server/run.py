@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _DRAIN_S: Final = 30
 """How long running requests may take to finish after a stop signal."""
+_KEEPALIVE_S: Final = 30
+_BACKLOG: Final = 2048
 _SWITCH_INTERVAL_S: Final = 0.001
 """The loop waits for the interpreter's lock behind decode and processing threads; the default
 of 5 ms per thread adds up to noticeable lag."""
@@ -77,35 +79,61 @@ async def _serve(
     with stop:
         logger.info("loading %s", model)
         context = await _until_stopped(stop, lambda: load_context(model, settings))
-        server = _Server(
-            uvicorn.Config(
-                create_app(context),
-                log_config=None,
-                access_log=False,
-                http="httptools",
-                loop="none",
-                lifespan="on",
-                timeout_graceful_shutdown=_DRAIN_S,
-                timeout_keep_alive=30,
-                backlog=2048,
-            )
-        )
-        serving = asyncio.create_task(server.serve(sockets=[listener]), name="uvicorn")
-        announcing = asyncio.create_task(
-            _announce(server, listener, context, on_ready), name="announce"
-        )
-        stopping = asyncio.create_task(stop.wait(), name="stop-signal")
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set:
-            logger.info("stopping: running requests may finish; a second signal ends them")
-            server.should_exit = True
-            stop.on_second = server.force
-        await asyncio.wait((serving,))
-        for task in (announcing, stopping):
-            task.cancel()
-        await asyncio.wait((announcing, stopping))
-        serving.result()
+        # Closing a starting engine ends it, so this may be cancelled.
+        starting = asyncio.create_task(_enter(context), name="start-engine")
+        stop.on_first = starting.cancel
+        try:
+            running = await starting
+        except asyncio.CancelledError:
+            logger.info("stopped while starting")
+            return
+        async with running:
+            await _answer_requests(context, listener, stop, on_ready)
     logger.info("stopped")
+
+
+async def _enter(context: ServerContext) -> contextlib.AsyncExitStack:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(context.running())
+        return stack.pop_all()
+
+
+async def _answer_requests(
+    context: ServerContext,
+    listener: socket.socket,
+    stop: _StopSignals,
+    on_ready: Callable[[str], None] | None,
+) -> None:
+    """Serve until a stop signal; running requests may then finish."""
+    server = _Server(
+        uvicorn.Config(
+            create_app(context, runs_context=False),
+            log_config=None,
+            access_log=False,
+            http="httptools",
+            loop="none",
+            lifespan="off",
+            timeout_graceful_shutdown=_DRAIN_S,
+            timeout_keep_alive=_KEEPALIVE_S,
+            backlog=_BACKLOG,
+        )
+    )
+
+    def begin_to_stop() -> None:
+        logger.info("stopping: running requests may finish; a second signal ends them")
+        server.should_exit = True
+
+    stop.on_first, stop.on_second = begin_to_stop, server.force
+    if stop.is_set:
+        begin_to_stop()
+    announcing = asyncio.create_task(
+        _announce(server, listener, context, on_ready), name="announce"
+    )
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        announcing.cancel()
+        await asyncio.wait((announcing,))
 
 
 async def _announce(
@@ -158,11 +186,12 @@ async def _until_stopped(stop: _StopSignals, load: Callable[[], _T]) -> _T:
 
 
 class _StopSignals:
-    """SIGINT and SIGTERM as an event; the second one calls `on_second`."""
+    """SIGINT and SIGTERM: the first one calls `on_first`, the next ones call `on_second`."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
-        self.on_second: Callable[[], None] | None = None
+        self.on_first: Callable[[], object] | None = None
+        self.on_second: Callable[[], object] | None = None
 
     @property
     def is_set(self) -> bool:
@@ -182,9 +211,10 @@ class _StopSignals:
             loop.remove_signal_handler(number)
 
     def _on_signal(self) -> None:
-        if self._event.is_set() and self.on_second is not None:
-            self.on_second()
+        react = self.on_second if self._event.is_set() else self.on_first
         self._event.set()
+        if react is not None:
+            react()
 
 
 class _Server(uvicorn.Server):
