@@ -82,6 +82,16 @@ FAMILIES = (
             "<|AUDIO_DURATION|>",
         ),
         slots={"audio": Slot("<|object_ref_start|><|box_start|><|object_ref_end|>\n")},
+        config={
+            "acoustic_tokenizer_encoder_config": {
+                "num_filters": 2,
+                "depths": [1, 1, 1, 1, 1, 1, 1],
+            },
+            "semantic_tokenizer_encoder_config": {
+                "num_filters": 2,
+                "depths": [1, 1, 1, 1, 1, 1, 1],
+            },
+        },
     ),
     Family(
         name="fun_asr_nano",

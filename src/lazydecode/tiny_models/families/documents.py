@@ -25,12 +25,19 @@ FAMILIES = (
         eos="</s>",
         pad="<pad>",
         config={
+            "vision_config": {
+                "sam_config": {
+                    "downsample_channels": [64, 64],
+                    "mlp_dim": 128,
+                    "global_attn_indexes": [1],
+                }
+            },
             "text_config": {
                 "num_experts_per_tok": 2,
                 "mlp_layer_types": ["dense", "sparse"],
                 "n_group": 1,
                 "topk_group": 1,
-            }
+            },
         },
     ),
     Family(

@@ -62,7 +62,7 @@ FAMILIES = (
         processor="ChameleonProcessor",
         turns=BARE,
         image=Part("ChameleonImageProcessor"),
-        tokens=("<reserved08706>",),
+        tokens=("<reserved08706>", *(f"IMGIMG{letter}Z" for letter in "ABCDEFGHIJ")),
         named_tokens={
             "image_token": "<image>",
             "boi_token": "<racm3:break>",
@@ -72,6 +72,7 @@ FAMILIES = (
         bos="<s>",
         eos="</s>",
         pad="<pad>",
+        config={"vq_config": {"base_channels": 32, "num_embeddings": 10, "latent_channels": 64}},
     ),
     Family(
         name="muse_glimmer",

@@ -112,6 +112,19 @@ FAMILIES = (
         },
         tokens=("<image>",),
         slots={"image": Slot("<image>\n")},
+        config={
+            "downsample_rate": "4/8",
+            "deepstack_layer_map": [[-1, 0]],
+            "spatial_target_layers": [0, 0, 1, 1],
+            "vision_feature_select_strategy": "full",
+            "image_grid_pinpoints": [[384, 384], [384, 768], [768, 384], [768, 768]],
+            "vision_config": {
+                "model_type": "siglip_vision_model",
+                "image_size": 384,
+                "patch_size": 16,
+                "vision_use_head": False,
+            },
+        },
     ),
     Family(
         name="perception_lm",

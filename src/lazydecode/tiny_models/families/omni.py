@@ -50,6 +50,30 @@ FAMILIES = (
             "video": Slot("<video>\n"),
             "audio": Slot("<so_embedding>\n"),
         },
+        config={
+            "vision_hidden_size": 64,
+            "projector_hidden_size": 64,
+            "vision_config": {"max_img_size": 2048},
+            "audio_config": {
+                "model_type": "parakeet_encoder",
+                "num_mel_bins": 128,
+                "projection_hidden_size": 64,
+                "projection_bias": False,
+            },
+            "text_config": {
+                "mamba_num_heads": 8,
+                "mamba_head_dim": 16,
+                "ssm_state_size": 16,
+                "n_groups": 2,
+                "moe_intermediate_size": 64,
+                "moe_shared_expert_intermediate_size": 64,
+            },
+        },
+        token_settings={
+            "image_token_id": "<image>",
+            "video_token_id": "<video>",
+            "audio_token_id": "<so_embedding>",
+        },
     ),
     Family(
         name="inkling",
@@ -68,6 +92,7 @@ FAMILIES = (
             "image": Slot("<|content_image|><|unused_200054|>"),
             "audio": Slot("<|content_audio_input|><|unused_200053|>"),
         },
+        no_weights="the layers of its vision tower follow from the patch size and need 24 GB",
     ),
     Family(
         name="dots3_note",

@@ -112,7 +112,7 @@ FAMILIES = (
         },
         eos="<|im_end|>",
         pad="<|endoftext|>",
-        architecture="Qwen2_5OmniThinkerForConditionalGeneration",
+        no_weights="loading wants the file of speaker voices that checkpoints have",
     ),
     Family(
         name="qwen3_omni_moe",

@@ -57,7 +57,7 @@ FAMILIES = (
             "<IMG_END>",
         ),
         slots={"image": Slot("<image>\n")},
-        config={"vision_config": {"image_size": 448}},
+        config={"vision_config": {"image_size": 448, "hidden_stride": 2}},
         token_settings={
             "image_token_id": "<IMG_ATOM>",
             "visual_indicator_token_ids": (

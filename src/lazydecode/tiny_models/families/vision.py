@@ -90,6 +90,8 @@ FAMILIES = (
         slots={"image": Slot("<image>")},
         bos="<|extra_203|>",
         eos="<|extra_204|>",
+        tokens=("<|extra_200|>", *(f"<|visual token {code:06d}|>" for code in range(64))),
+        config={"vq_config": {"base_channels": 32, "codebook_size": 64, "hidden_size": 128}},
     ),
     Family(
         name="blip_2",
@@ -102,6 +104,8 @@ FAMILIES = (
         bos="<s>",
         eos="</s>",
         pad="<pad>",
+        token_settings={"image_token_index": "<image>", "image_token_id": "<image>"},
+        no_weights="the model's query tokens and the processor's image tokens differ in number",
         note="the processor prepends the image tokens itself",
     ),
 )
