@@ -124,32 +124,50 @@ class PromptExpander:
         Raises:
             InvalidRequestError: If the ids have not one placeholder per item.
         """
-        waiting = {m: list(range(len(group))) for m, group in items.items() if group}
-        patterns = {
-            m: self.tokenizer.encode(self.placeholders[m], add_special_tokens=False)
-            for m in waiting
-        }
         ids = list(token_ids)
+        hits = self._find_placeholders(ids, [m for m, group in items.items() if group])
+        for modality, group in items.items():
+            found = sum(1 for _, _, name in hits if name == modality)
+            if found != len(group):
+                self._refuse(modality, found, len(group))
         out: list[int] = []
         order: list[tuple[str, int, int]] = []
         spans: list[tuple[int, int]] = []
-        at = 0
-        while at < len(ids):
-            for modality, pattern in patterns.items():
-                if waiting[modality] and ids[at : at + len(pattern)] == pattern:
-                    index = waiting[modality].pop(0)
-                    new = self._ids_of(items[modality][index])
-                    order.append((modality, index, 0))
-                    spans.append((len(out), len(out) + len(new)))
-                    out += new
-                    at += len(pattern)
-                    break
-            else:
-                out.append(ids[at])
-                at += 1
-        self._check_counts(order, items)
+        taken: dict[str, int] = {}
+        last = 0
+        for start, stop, modality in hits:
+            index = taken.get(modality, 0)
+            taken[modality] = index + 1
+            out += ids[last:start]
+            new = self._ids_of(items[modality][index])
+            order.append((modality, index, 0))
+            spans.append((len(out), len(out) + len(new)))
+            out += new
+            last = stop
+        out += ids[last:]
         known = {m: [_plain(i) for i in group] for m, group in items.items()}
         return self._place(out, spans, order, known)
+
+    def _find_placeholders(
+        self, ids: list[int], modalities: Sequence[str]
+    ) -> list[tuple[int, int, str]]:
+        """Return (start, stop, modality) of every placeholder, in order, without overlaps."""
+        array = np.asarray(ids)
+        found: list[tuple[int, int, str]] = []
+        for modality in modalities:
+            pattern = self.tokenizer.encode(self.placeholders[modality], add_special_tokens=False)
+            starts = np.flatnonzero(array == pattern[0]) if pattern else ()
+            found += [
+                (int(at), int(at) + len(pattern), modality)
+                for at in starts
+                if ids[at : at + len(pattern)] == pattern
+            ]
+        found.sort(key=lambda hit: (hit[0], -hit[1]))
+        kept: list[tuple[int, int, str]] = []
+        for hit in found:
+            if not kept or hit[0] >= kept[-1][1]:
+                kept.append(hit)
+        return kept
 
     def locate(
         self, token_ids: list[int], items: Mapping[str, Sequence[ItemText]]

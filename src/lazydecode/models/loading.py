@@ -157,6 +157,9 @@ def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
     """
     config = _load_config(model, settings)
     processor, tokenizer = _load_processor(model, settings)
+    if not tokenizer.encode("hello", add_special_tokens=False):
+        # transformers makes an empty one for a folder without its files.
+        raise ModelLoadError(f"the tokenizer of {model} is empty: its files are missing")
     template = _template_of(processor, tokenizer)
     placeholders = [getattr(processor, f"{m}_token", None) for m in MODALITIES]
     marker = TextMarker(control_tokens(tokenizer, template, [p for p in placeholders if p]))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from lazydecode.errors import LazyDecodeError
+from lazydecode.plugins import Registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +42,44 @@ class FamilyRecord:
     """Why there is a record."""
 
 
-_RECORDS: dict[str, FamilyRecord] = {}
 _DEFAULT = FamilyRecord()
 
 
+def _check_record(value: object) -> None:
+    if not isinstance(value, FamilyRecord):
+        raise TypeError("it is not a lazydecode.models.registry.FamilyRecord")
+
+
+MODEL_FAMILY_REGISTRY: Final = Registry[FamilyRecord](
+    "model family",
+    group="lazydecode.model_families",
+    check=_check_record,
+    parameter="model",
+)
+"""Records by the name of the processor's class."""
+
+
 def register(processor_class: str, record: FamilyRecord) -> None:
-    """Add the record of a family, under the name of its processor's class."""
-    if processor_class in _RECORDS:
-        raise ValueError(f"{processor_class} has a record already")
-    _RECORDS[processor_class] = record
+    """Add the record of a family, under the name of its processor's class.
+
+    Raises:
+        ValueError: If the family has another record.
+    """
+    MODEL_FAMILY_REGISTRY.add(processor_class, record)
 
 
 def record_for(processor: object) -> FamilyRecord:
-    """Return the record of a processor's class, or the one that changes nothing."""
-    return _RECORDS.get(type(processor).__name__, _DEFAULT)
+    """Return the record of a processor's class, or the one that changes nothing.
+
+    Raises:
+        PluginError: If another package offers a record for it that cannot be used.
+    """
+    return MODEL_FAMILY_REGISTRY.find(type(processor).__name__) or _DEFAULT
 
 
 def has_record(processor: object) -> bool:
     """Whether the family has a record of its own."""
-    return type(processor).__name__ in _RECORDS
+    return MODEL_FAMILY_REGISTRY.find(type(processor).__name__) is not None
 
 
 class ModelLoadError(LazyDecodeError):

@@ -185,10 +185,16 @@ class ChatTemplate:
                 return message
             return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list | tuple):
-            only_text = all(part.get("type") == "text" for part in content)
+            only_text = all(_kind(part) == "text" for part in content)
             if not only_text or self._shows(role, True) or not self._shows(role, False):
                 return message
-            return {**message, "content": "\n".join(str(part["text"]) for part in content)}
+            return {
+                **message,
+                "content": "\n".join(
+                    str(part.get("text", "") if isinstance(part, Mapping) else part)
+                    for part in content
+                ),
+            }
         return message
 
     def _shows(self, role: str, as_parts: bool) -> bool:
@@ -209,11 +215,15 @@ def count_parts(messages: Iterable[Message]) -> dict[str, int]:
         content = message.get("content")
         if isinstance(content, list | tuple):
             for part in content:
-                kind = part.get("type")
+                kind = _kind(part)
                 if kind != "text":
                     counts[kind] = counts.get(kind, 0) + 1
     order = {m: i for i, m in enumerate(MODALITIES)}
     return dict(sorted(counts.items(), key=lambda item: order.get(item[0], len(order))))
+
+
+def _kind(part: Any) -> str:
+    return str(part.get("type")) if isinstance(part, Mapping) else "text"
 
 
 def control_tokens(tokenizer: Any, template: str | None, placeholders: Iterable[Any]) -> list[str]:
