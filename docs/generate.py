@@ -92,8 +92,8 @@ def metrics_page() -> str:
         + "`GET /metrics` answers in Prometheus' text form. Beside the rows below there are\n"
         "gauges for what is held now: memory budgets, queues, cache entries.\n\n"
         + "\n".join(rows)
-        + '\n\nA request that sends `X-Lazydecode-Timeline: 1`, or `"timeline": true` in its body,\n'
-        "gets its own timeline in a `Server-Timing` header and, per item, in the answer.\n"
+        + '\n\nA request that sends `X-Lazydecode-Timeline: 1`, or `"timeline": true` in its\n'
+        "body, gets its own timeline in a `Server-Timing` header and, per item, in the answer.\n"
     )
 
 
