@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     https_only: bool = Field(False, description="Refuse http: media URLs.")
 
     media_connector: str = Field("http", description="Which registered connector fetches media.")
+    media_connector_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="JSON: options of a connector from elsewhere."
+    )
 
     # -- how much and how long
     max_media_download_mb: float = Field(
@@ -146,6 +149,7 @@ class Settings(BaseSettings):
     # -- model, cache and engine
     trust_remote_code: bool = Field(False, description="Run code that a model folder ships.")
     mm_processor_cache_gb: float = Field(4.0, ge=0, description="Processor cache, GiB; 0: off.")
+    mm_processor_cache: str = Field("lru", description="Which registered processor cache is used.")
     mm_hasher_algorithm: Literal["sha256", "sha512", "blake3"] = Field(
         "sha256", description="Digest of identities in the processor cache."
     )

@@ -3,6 +3,7 @@
     LazyDecodeError                      500
     ├── InvalidRequestError              400  the request itself is wrong
     │   ├── ValidationError              400  one named parameter is out of range
+    │   │   └── PluginError              400  it names a plug-in that cannot be used
     │   ├── BlockedURLError              400  the URL policy refuses this URL
     │   ├── TooManyItemsError            400  more media items than the model or the server takes
     │   ├── PlaceholderMismatchError     400  the prompt's placeholders do not fit the items
@@ -99,6 +100,10 @@ class InvalidRequestError(LazyDecodeError, ValueError):
 
 class ValidationError(InvalidRequestError):
     """One named parameter is out of range; `parameter` and `value` say which and how."""
+
+
+class PluginError(ValidationError):
+    """A part that another installed package offers cannot be used; names both and says why."""
 
 
 class BlockedURLError(InvalidRequestError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib.metadata
 import logging
 import os
 import pickle
@@ -56,7 +55,7 @@ def register() -> Iterator[Callable[[str, type[Any]], None]]:
 
     yield add
     for name in names:
-        del VIDEO_LOADER_REGISTRY._classes[name]
+        VIDEO_LOADER_REGISTRY.remove(name)
 
 
 # -- identity
@@ -357,38 +356,44 @@ def test_registered_loader_is_called_with_the_options(
     assert "fake" in VIDEO_LOADER_REGISTRY.names()
 
 
-class _EntryPoint:
-    def __init__(self, name: str, target: object) -> None:
-        self.name, self.target = name, target
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return a function that installs a package offering the backend `plugged`."""
 
-    def load(self) -> object:
-        if isinstance(self.target, Exception):
-            raise self.target
-        return self.target
+    def add(module_text: str) -> None:
+        (tmp_path / "plugged_video.py").write_text(module_text)
+        info = tmp_path / "plugged_video-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugged-video\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(
+            "[lazydecode.video_backends]\nplugged = plugged_video:Loader\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        VIDEO_LOADER_REGISTRY.rescan()
 
-
-def _offer(monkeypatch: pytest.MonkeyPatch, name: str, target: object) -> None:
-    def entry_points(*, group: str, name: str | None = None) -> Any:
-        assert group == "lazydecode.video_backends"
-        found = [offered] if name in (None, offered.name) else []
-        return importlib.metadata.EntryPoints(found)
-
-    offered = _EntryPoint(name, target)
-    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
-
-
-def test_installed_package_can_offer_a_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    _offer(monkeypatch, "plugged", FakeLoader)
-    try:
-        assert video_io(video_backend="plugged").load_bytes(b"x")[1] == {"fps": 1.0}
-    finally:
-        VIDEO_LOADER_REGISTRY._classes.pop("plugged", None)
+    yield add
+    monkeypatch.undo()
+    sys.modules.pop("plugged_video", None)
+    VIDEO_LOADER_REGISTRY.rescan()
 
 
-@pytest.mark.parametrize("target", [RuntimeError("boom"), 3, dict])
-def test_bad_plug_in_fails_with_its_name(monkeypatch: pytest.MonkeyPatch, target: object) -> None:
-    _offer(monkeypatch, "plugged", target)
-    with pytest.raises(ValidationError, match="plug-in 'plugged'"):
+def test_installed_package_can_offer_a_backend(install: Callable[[str], None]) -> None:
+    install(
+        "class Loader:\n"
+        "    def load_bytes(self, data, num_frames=-1, **options):\n"
+        "        return data, {'num_frames': num_frames}\n"
+    )
+    assert "plugged" in VIDEO_LOADER_REGISTRY.names()
+    assert video_io(video_backend="plugged", num_frames=3).load_bytes(b"x") == (
+        b"x",
+        {"num_frames": 3},
+    )
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('boom')", "Loader = 3", "Loader = dict", ""])
+def test_bad_plug_in_fails_with_its_name(text: str, install: Callable[[str], None]) -> None:
+    install(text)
+    with pytest.raises(LazyDecodeError, match="plug-in 'plugged'"):
         video_io(video_backend="plugged")
 
 

@@ -1,12 +1,13 @@
 """Caches of processed items: one for the frontend alone, and the mirrored pair.
 
 In: processed items by hash. Out: the same, or only what the engine does not hold.
-May import: inputs, errors.
+May import: inputs, plugins, errors.
 """
 
 from lazydecode.cache.base import (
     BaseMultiModalCache,
     BaseMultiModalProcessorCache,
+    BaseMultiModalReceiverCache,
     CachedItem,
     ProcessedItem,
     item_nbytes,
@@ -16,11 +17,14 @@ from lazydecode.cache.lru import (
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
 )
+from lazydecode.cache.registry import PROCESSOR_CACHE_REGISTRY, ProcessorCaches
 from lazydecode.cache.ring import CacheStats, LRUCache
 
 __all__ = [
+    "PROCESSOR_CACHE_REGISTRY",
     "BaseMultiModalCache",
     "BaseMultiModalProcessorCache",
+    "BaseMultiModalReceiverCache",
     "CacheStats",
     "CachedItem",
     "LRUCache",
@@ -28,5 +32,6 @@ __all__ = [
     "MultiModalProcessorSenderCache",
     "MultiModalReceiverCache",
     "ProcessedItem",
+    "ProcessorCaches",
     "item_nbytes",
 ]

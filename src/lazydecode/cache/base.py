@@ -114,6 +114,14 @@ class BaseMultiModalCache(ABC, Generic[_In, _Out]):
         `get_and_update_item` counts; asking whether something is cached does not.
         """
 
+    def __len__(self) -> int:
+        return len(self.snapshot())
+
+    @property
+    def used_bytes(self) -> int:
+        """Summed size of all entries; 0 if the cache does not count it."""
+        return 0
+
     def close(self) -> None:
         """Let go of whatever the cache holds outside this process."""
         self.clear_cache()
@@ -140,6 +148,17 @@ class BaseMultiModalProcessorCache(BaseMultiModalCache[ProcessedItem, CachedItem
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]:
         """If the body raises, contents and order are as they were before it."""
+
+
+class BaseMultiModalReceiverCache(BaseMultiModalCache[MultiModalKwargsItem, MultiModalKwargsItem]):
+    """The side in the engine's process, which keeps the tensors.
+
+    `get_and_update_item` raises `CacheMissError` if it gets no tensors and has none.
+    """
+
+    @abstractmethod
+    def touch_receiver_cache_item(self, mm_hash: str) -> None:
+        """Make the item the youngest; an absent one is ignored."""
 
 
 class LRUBackedCache(BaseMultiModalCache[_In, _Out], Generic[_V, _In, _Out]):

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 from lazydecode.cache.base import (
-    BaseMultiModalCache,
     BaseMultiModalProcessorCache,
+    BaseMultiModalReceiverCache,
     CachedItem,
     ItemUpdates,
     LRUBackedCache,
@@ -70,7 +70,7 @@ class MultiModalProcessorSenderCache(
 
 class MultiModalReceiverCache(
     LRUBackedCache[MultiModalKwargsItem, MultiModalKwargsItem, MultiModalKwargsItem],
-    BaseMultiModalCache[MultiModalKwargsItem, MultiModalKwargsItem],
+    BaseMultiModalReceiverCache,
 ):
     """P1: keeps the tensors."""
 

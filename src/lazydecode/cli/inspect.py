@@ -19,7 +19,7 @@ from lazydecode.config import Settings
 from lazydecode.errors import LazyDecodeError
 from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef, VideoHeader
-from lazydecode.media.connector import MediaConnector
+from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.video import VideoMediaIO
@@ -34,6 +34,8 @@ _KEPT: Final = (
     "media_redirects",
     "max_media_redirects",
     "https_only",
+    "media_connector",
+    "media_connector_kwargs",
     "max_media_download_mb",
     "image_fetch_timeout",
     "video_fetch_timeout",
@@ -150,7 +152,9 @@ def _loader(source: str, settings: Settings) -> Callable[[MediaIO[Any]], MediaRe
 
     def load(media_io: MediaIO[Any]) -> MediaRef[Any]:
         limits = settings.download_cache_limits
-        with MediaConnector(
+        with MEDIA_CONNECTOR_REGISTRY.load(
+            settings.media_connector,
+            **settings.media_connector_kwargs,
             policy=settings.fetch_policy,
             limits=settings.fetch_limits,
             download_cache=None if limits.folder is None else DownloadCache(limits),

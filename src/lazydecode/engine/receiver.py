@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lazydecode.cache import MultiModalReceiverCache
+from lazydecode.cache import BaseMultiModalReceiverCache
 from lazydecode.engine.generation import PlacedItem
 from lazydecode.engine.protocol import EngineRequest
 from lazydecode.errors import CacheMissError, EngineError
@@ -16,7 +16,7 @@ class Receiver:
     modality and item order. Belongs to the reader's thread.
     """
 
-    def __init__(self, cache: MultiModalReceiverCache) -> None:
+    def __init__(self, cache: BaseMultiModalReceiverCache) -> None:
         self._cache = cache
 
     def receive(self, request: EngineRequest) -> tuple[list[PlacedItem], int]:

@@ -16,7 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, ParamSpec, Self, TypeAlias, TypeVar
 
-from lazydecode.errors import BlockedURLError, LazyDecodeError, MediaTooLargeError
+from lazydecode.errors import (
+    BlockedURLError,
+    LazyDecodeError,
+    MediaTooLargeError,
+    ValidationError,
+)
 from lazydecode.limits import FetchLimits, FetchPolicy
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
@@ -46,8 +51,10 @@ from lazydecode.media.urls import (
     parse_url,
     redact_url,
 )
+from lazydecode.plugins import Registry
 
 __all__ = [
+    "CONNECTOR_GROUP",
     "MEDIA_CONNECTOR_REGISTRY",
     "FetchTrace",
     "MediaConnector",
@@ -465,39 +472,44 @@ def _naming(modality: str, url: MediaURL) -> Iterator[None]:
         raise
 
 
-class MediaConnectorRegistry:
+CONNECTOR_GROUP: Final = "lazydecode.connectors"
+"""Group of entry points that offer connectors: name -> subclass of `MediaConnector`."""
+
+
+class MediaConnectorRegistry(Registry[type[MediaConnector]]):
     """Connector classes by name."""
 
     def __init__(self) -> None:
-        self._classes: dict[str, type[MediaConnector]] = {}
-
-    def register(self, name: str) -> Callable[[type[MediaConnector]], type[MediaConnector]]:
-        """Return a class decorator that makes the class known under `name`.
-
-        Raises:
-            ValueError: If the name is taken by another class.
-        """
-
-        def add(cls: type[MediaConnector]) -> type[MediaConnector]:
-            if self._classes.setdefault(name, cls) is not cls:
-                raise ValueError(f"a media connector named {name!r} exists already")
-            return cls
-
-        return add
+        super().__init__(
+            "media connector",
+            group=CONNECTOR_GROUP,
+            check=_check_connector,
+            parameter="media_connector",
+        )
 
     def load(self, name: str, **options: Any) -> MediaConnector:
-        """Return a new connector of the class registered under `name`.
+        """Return a new connector of the class that is known as `name`.
 
         Raises:
-            ValueError: If there is none; says which there are.
+            ValidationError: If there is none, or it refuses the options. A `ValueError`.
+            PluginError: If it comes from another package, and cannot be used.
         """
+        connector_class = self.get(name)
         try:
-            cls = self._classes[name]
-        except KeyError:
-            known = ", ".join(sorted(self._classes))
-            raise ValueError(f"unknown media connector {name!r}; known are: {known}") from None
-        return cls(**options)
+            return connector_class(**options)
+        except (TypeError, ValueError) as exc:
+            raise ValidationError(
+                f"the media connector {name!r} refuses its options: {exc}",
+                parameter="media_connector",
+                value=name,
+            ) from exc
+
+
+def _check_connector(value: object) -> None:
+    if not (isinstance(value, type) and issubclass(value, MediaConnector)):
+        raise TypeError("it is not a subclass of lazydecode.media.MediaConnector")
 
 
 MEDIA_CONNECTOR_REGISTRY: Final = MediaConnectorRegistry()
+"""The process's connectors."""
 MEDIA_CONNECTOR_REGISTRY.register("http")(MediaConnector)

@@ -104,3 +104,12 @@ register(
         reason="writes the tokens of one image before the text, whatever the text says",
     ),
 )
+
+register(
+    "NemotronH_Omni_Reasoning_V3Processor",
+    FamilyRecord(
+        max_items={"video": 1},
+        scalar_metadata=True,
+        reason="takes the metadata of one video, not of a list",
+    ),
+)

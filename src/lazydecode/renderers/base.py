@@ -22,11 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from lazydecode.cache import (
-    BaseMultiModalProcessorCache,
-    MultiModalProcessorOnlyCache,
-    MultiModalProcessorSenderCache,
-)
+from lazydecode.cache import PROCESSOR_CACHE_REGISTRY, BaseMultiModalProcessorCache
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
 from lazydecode.inputs import MultiModalInput
@@ -90,12 +86,13 @@ class BaseRenderer:
         self._mm_executor = ThreadPoolExecutor(1, "lazydecode-mm")
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "lazydecode-tokenize")
         cache_bytes = int(settings.mm_processor_cache_gb * GIB)
-        self.sender_cache: MultiModalProcessorSenderCache | None = None
-        self.render_cache: MultiModalProcessorOnlyCache | None = None
+        self.sender_cache: BaseMultiModalProcessorCache | None = None
+        self.render_cache: BaseMultiModalProcessorCache | None = None
         if cache_bytes and frontend.is_cacheable:
-            self.render_cache = MultiModalProcessorOnlyCache(capacity_bytes=cache_bytes)
+            caches = PROCESSOR_CACHE_REGISTRY.get(settings.mm_processor_cache)
+            self.render_cache = caches.render(capacity_bytes=cache_bytes)
             if mirrors_engine:
-                self.sender_cache = MultiModalProcessorSenderCache(capacity_bytes=cache_bytes)
+                self.sender_cache = caches.sender(capacity_bytes=cache_bytes)
         self.encoded_budget = ByteBudget(
             limits.max_encoded_bytes,
             max_waiting=limits.max_waiting,

@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from lazydecode.cache import MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache
+from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.config import Settings
 from lazydecode.engine.factory import create_engine
 from lazydecode.engine.wire import DTYPES
@@ -19,6 +19,7 @@ from lazydecode.models.loading import ModelFrontend, load_model_frontend
 from lazydecode.renderers.base import BaseRenderer
 from lazydecode.server.context import ServerContext
 from lazydecode.server.metrics import Metrics
+from lazydecode.server.plugin_check import check_plugins
 from lazydecode.server.queueing import RequestQueue
 
 
@@ -30,6 +31,7 @@ def load_context(model: str, settings: Settings) -> ServerContext:
     Raises:
         LazyDecodeError: If the model cannot be served; says why.
     """
+    check_plugins(settings)
     return build_context(load_model_frontend(model, settings), settings)
 
 
@@ -39,6 +41,7 @@ def build_context(frontend: ModelFrontend, settings: Settings) -> ServerContext:
     limits, cache_limits = settings.request_limits, settings.download_cache_limits
     connector = MEDIA_CONNECTOR_REGISTRY.load(
         settings.media_connector,
+        **settings.media_connector_kwargs,
         policy=settings.fetch_policy,
         limits=settings.fetch_limits,
         download_cache=None if cache_limits.folder is None else DownloadCache(cache_limits),
@@ -112,7 +115,7 @@ def add_gauges(context: ServerContext) -> None:
 def _add_cache_gauges(
     metrics: Metrics,
     name: str,
-    cache: MultiModalProcessorOnlyCache | MultiModalProcessorSenderCache,
+    cache: BaseMultiModalProcessorCache,
 ) -> None:
     metrics.gauge("cache_entries", "Items known", lambda: len(cache), cache=name)
     metrics.gauge("cache_bytes", "Bytes of their tensors", lambda: cache.used_bytes, cache=name)

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.metadata
-import threading
-from collections.abc import Callable
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from lazydecode.errors import ValidationError
-
-_L = TypeVar("_L", bound=type[Any])
+from lazydecode.plugins import Registry
 
 ENTRY_POINT_GROUP: Final = "lazydecode.video_backends"
 """Group under which another installed package offers video decoders: name -> loader class."""
@@ -24,87 +18,42 @@ _BUILT_IN: Final = {
 }
 
 
-class VideoLoaderRegistry:
+class VideoLoaderRegistry(Registry[type[Any]]):
     """Video decoders by name: registered ones, our own, and those of installed packages.
 
-    Threads may share it: the lock covers the table of classes; importing runs outside it.
+    A decoder is a class that needs no arguments and has
+    `load_bytes(data, num_frames=..., **options) -> (frames, metadata)`.
     """
 
     def __init__(self) -> None:
-        self._classes: dict[str, type[Any]] = {}
-        self._lock = threading.Lock()
-
-    def register(self, name: str) -> Callable[[_L], _L]:
-        """Return a class decorator that makes a loader available as `name`; the last one wins.
-
-        The class needs no arguments and has
-        `load_bytes(data, num_frames=..., **options) -> (frames, metadata)`.
-        """
-
-        def decorate(loader_class: _L) -> _L:
-            with self._lock:
-                self._classes[name] = loader_class
-            return loader_class
-
-        return decorate
-
-    def names(self) -> list[str]:
-        """Names that can be asked for, sorted; optional packages may be missing for some."""
-        with self._lock:
-            known = set(self._classes)
-        plugins = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP).names
-        return sorted(known | set(_BUILT_IN) | set(plugins))
+        super().__init__(
+            "video backend",
+            group=ENTRY_POINT_GROUP,
+            check=_check_loader,
+            parameter="video_backend",
+            built_in=_BUILT_IN,
+        )
 
     def loader_class(self, name: str) -> type[Any]:
-        """Return the class that is registered as `name`.
+        """Return the class that is known as `name`.
 
         Raises:
             ValidationError: If there is none, or its package is not installed or broken.
         """
-        with self._lock:
-            found = self._classes.get(name)
-        if found is None:
-            found = self._find(name)
-            with self._lock:
-                found = self._classes.setdefault(name, found)
-        return found
+        return self.get(name)
 
     def load(self, name: str) -> Any:
-        """Return a new loader of the class that is registered as `name`.
+        """Return a new loader of the class that is known as `name`.
 
         Raises:
             ValidationError: As `loader_class`.
         """
-        return self.loader_class(name)()
+        return self.get(name)()
 
-    def _find(self, name: str) -> type[Any]:
-        target = _BUILT_IN.get(name)
-        if target is not None:
-            module_name, _, class_name = target.partition(":")
-            module = importlib.import_module(module_name)
-            built_in: type[Any] = getattr(module, class_name)
-            return built_in
-        for entry_point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP, name=name):
-            try:
-                plugin = entry_point.load()
-            except Exception as exc:
-                raise ValidationError(
-                    f"the video backend plug-in {name!r} does not load: {type(exc).__name__}",
-                    parameter="video_backend",
-                    value=name,
-                ) from exc
-            if not isinstance(plugin, type) or not hasattr(plugin, "load_bytes"):
-                raise ValidationError(
-                    f"the video backend plug-in {name!r} is not a class with load_bytes",
-                    parameter="video_backend",
-                    value=name,
-                )
-            return plugin
-        raise ValidationError(
-            f"unknown video backend {name!r}; known are {', '.join(self.names())}",
-            parameter="video_backend",
-            value=name,
-        )
+
+def _check_loader(value: object) -> None:
+    if not isinstance(value, type) or not hasattr(value, "load_bytes"):
+        raise TypeError("it is not a class with load_bytes")
 
 
 VIDEO_LOADER_REGISTRY: Final = VideoLoaderRegistry()
