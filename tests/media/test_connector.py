@@ -761,5 +761,9 @@ def test_the_registry_knows_its_names() -> None:
     registry = MediaConnectorRegistry()
     registry.register("x")(MediaConnector)
     registry.register("x")(MediaConnector)
+    with pytest.raises(TypeError, match="subclass"):
+        registry.register("y")(dict)
+    with pytest.raises(ValueError, match="refuses its options"):
+        MEDIA_CONNECTOR_REGISTRY.load("http", colour="red")
     with pytest.raises(ValueError, match="exists already"):
         registry.register("x")(type("Other", (MediaConnector,), {}))

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 
-from lazydecode.cache import MultiModalReceiverCache
+from lazydecode.cache import BaseMultiModalReceiverCache
 from lazydecode.engine.channel import Channel, ChannelClosedError
 from lazydecode.engine.generation import Generation, ModelRunner
 from lazydecode.engine.messages import (
@@ -59,6 +59,7 @@ def main(sock: socket.socket) -> int:
     assert isinstance(configure, Configure)
     _configure_logging(configure.log_level)
     try:
+        cache = _make_cache(configure)
         runner = _load_runner(configure)
     except Exception as exc:
         # Wide: whatever a model folder provokes is told to the one who starts the server.
@@ -67,16 +68,22 @@ def main(sock: socket.socket) -> int:
         with contextlib.suppress(ChannelClosedError):  # nobody may be left to tell
             channel.send(StartFailed(reason))
         return 1
-    return _Core(channel, configure, runner).run()
+    return _Core(channel, configure, runner, cache).run()
 
 
 class _Core:
     """Wires reader, receiver cache and scheduler together."""
 
-    def __init__(self, channel: Channel, configure: Configure, runner: ModelRunner) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        configure: Configure,
+        runner: ModelRunner,
+        cache: BaseMultiModalReceiverCache,
+    ) -> None:
         self._channel = channel
         self._runner = runner
-        self._receiver = Receiver(MultiModalReceiverCache(capacity_bytes=configure.cache_bytes))
+        self._receiver = Receiver(cache)
         self._scheduler = Scheduler(
             runner,
             max_batch_size=configure.max_batch_size,
@@ -148,6 +155,13 @@ class _Core:
 
     def _send_failure(self, request_id: str, error: Exception) -> None:
         self._channel.send(Failed(request_id, form_of_error(error)))
+
+
+def _make_cache(configure: Configure) -> BaseMultiModalReceiverCache:
+    module, _, name = configure.receiver_cache.partition(":")
+    cache_class = getattr(importlib.import_module(module), name)
+    cache: BaseMultiModalReceiverCache = cache_class(capacity_bytes=configure.cache_bytes)
+    return cache
 
 
 def _load_runner(configure: Configure) -> ModelRunner:

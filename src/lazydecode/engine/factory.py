@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from lazydecode.cache import PROCESSOR_CACHE_REGISTRY
 from lazydecode.config import Settings
 from lazydecode.engine.client import EngineClient
 from lazydecode.engine.null import NullEngine
@@ -40,6 +41,7 @@ def create_engine(model: str, settings: Settings, *, pixel_plan: PixelPlan | Non
                 "batching": settings.max_batch_size > 1,
             },
             cache_bytes=int(settings.mm_processor_cache_gb * GIB),
+            receiver_cache=PROCESSOR_CACHE_REGISTRY.get(settings.mm_processor_cache).receiver_path,
             max_batch_size=settings.max_batch_size,
             log_level=settings.log_level,
         )

@@ -44,6 +44,8 @@ class Configure(_Form, frozen=True):
     """Its keyword arguments, pickled."""
     cache_bytes: int
     """Capacity of the receiver cache: the sender cache's own."""
+    receiver_cache: str
+    """`module:class` of the receiver cache: the sender cache's counterpart."""
     max_batch_size: int
     log_level: str
 

@@ -36,6 +36,8 @@ class EngineConfig:
     """Picklable."""
     cache_bytes: int = 0
     """Capacity of the receiver cache: that of the sender cache, or the mirrors differ."""
+    receiver_cache: str = "lazydecode.cache:MultiModalReceiverCache"
+    """`module:class` of the receiver cache; called with `capacity_bytes`."""
     max_batch_size: int = 8
     log_level: str = "info"
 
@@ -92,6 +94,7 @@ class EngineProcess:
                     runner=config.runner,
                     runner_options=pickle.dumps(dict(config.runner_options)),
                     cache_bytes=config.cache_bytes,
+                    receiver_cache=config.receiver_cache,
                     max_batch_size=config.max_batch_size,
                     log_level=config.log_level,
                 )
