@@ -39,7 +39,14 @@ from lazydecode.errors import InvalidRequestError, ValidationError
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("logit_bias", {5: 101.0}),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {10**30: 1.0}),
         ("seed", 2**63),
+        ("max_tokens", 10**30),
+        ("min_tokens", 10**30),
+        ("top_k", 10**30),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", (5, 10**30)),
         ("n", 2),
         ("logprobs", 21),
         ("logprobs", -1),
@@ -55,6 +62,19 @@ def test_values_out_of_range_are_refused_by_name(name: str, value: object) -> No
 def test_the_limits_themselves_are_allowed() -> None:
     SamplingParams(temperature=0.0, top_p=1.0, top_k=-1, min_p=1.0, seed=-(2**63), logprobs=20)
     SamplingParams(max_tokens=1, min_tokens=0, presence_penalty=-2.0, frequency_penalty=2.0)
+
+
+def test_the_largest_integers_survive_the_wire() -> None:
+    largest = 2**63 - 1
+    sampling = SamplingParams(
+        max_tokens=largest,
+        min_tokens=largest,
+        top_k=largest,
+        seed=largest,
+        stop_token_ids=(largest,),
+        logit_bias={largest: 1.0},
+    )
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(sampling), type=SamplingParams) == sampling
 
 
 def test_sampling_survives_the_wire() -> None:

@@ -183,3 +183,23 @@ def test_escapes_in_a_data_url_take_the_text_path(at: int) -> None:
     text = "a" * at + "\\/" + "b" * (300_000 - at)
     value = read_media_text(msgspec.Raw(b'"' + text.encode() + b'"'), where="url")
     assert value == text.replace("\\/", "/")
+
+
+def call_with(arguments: Any) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "tool_calls": [
+            {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        ],
+    }
+
+
+def test_arguments_of_a_call_are_nested_only_so_deep() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(200):
+        deep = {"a": deep}
+    # As text it stays what it is; as an object the template would have to walk it.
+    as_text = parse(call_with(json.dumps(deep))).messages[0]["tool_calls"][0]
+    assert as_text["function"]["arguments"] == json.dumps(deep)
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.tool_calls\[0\].* is nested"):
+        parse(call_with(deep))

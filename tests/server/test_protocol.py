@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from lazydecode.errors import InvalidRequestError, ValidationError
+from lazydecode.renderers.nesting import MAX_NESTING
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
 MESSAGES = [{"role": "user", "content": "x"}]
@@ -46,6 +47,30 @@ def test_null_is_the_same_as_absent() -> None:
     request = decode(temperature=None, stop=None, n=None, tools=None, logit_bias=None)
     assert request.stop_strings == ()
     assert request.answer_tokens is None
+
+
+def nested(levels: int) -> Any:
+    value: Any = "x"
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("name", "outer"),
+    [
+        ("tools", lambda value: [{"a": value}]),
+        ("chat_template_kwargs", lambda value: {"a": {"b": value}}),
+        ("mm_processor_kwargs", lambda value: {"a": {"b": value}}),
+        ("media_io_kwargs", lambda value: {"image": {"a": value}}),
+    ],
+)
+def test_free_form_values_are_nested_only_so_deep(name: str, outer: Any) -> None:
+    decode(**{name: outer(nested(MAX_NESTING - 2))})
+    for levels in (MAX_NESTING - 1, 400, 900):
+        with pytest.raises(InvalidRequestError, match=f"{name} is nested more than") as caught:
+            decode(**{name: outer(nested(levels))})
+        assert caught.value.status == 400
 
 
 @pytest.mark.parametrize(

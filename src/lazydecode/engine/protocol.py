@@ -21,6 +21,8 @@ FinishReason = Literal["stop", "length", "abort"]
 
 MAX_LOGPROBS = 20
 """Most alternatives per token that may be asked for, as in OpenAI's API."""
+_END_OF_INT64 = 2**63
+"""Integers have to fit into a message to the engine, and into a tensor there."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -62,18 +64,23 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Alternatives to report per token, 0 for the chosen one alone; None reports nothing."""
 
     def __post_init__(self) -> None:
-        self._check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, "at least 1")
-        self._check("min_tokens", self.min_tokens >= 0, "at least 0")
+        end = _END_OF_INT64
+        limit = self.max_tokens
+        self._check("max_tokens", limit is None or 1 <= limit < end, "at least 1, in 64 bits")
+        self._check("min_tokens", 0 <= self.min_tokens < end, "at least 0, in 64 bits")
         self._check("temperature", 0.0 <= self.temperature <= 100.0, "between 0 and 100")
         self._check("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1")
-        self._check("top_k", self.top_k >= -1, "at least -1")
+        self._check("top_k", -1 <= self.top_k < end, "at least -1, in 64 bits")
         self._check("min_p", 0.0 <= self.min_p <= 1.0, "between 0 and 1")
         self._check("repetition_penalty", 0.0 < self.repetition_penalty <= 100.0, "in (0, 100]")
         self._check("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "between -2 and 2")
         self._check("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "between -2 and 2")
-        for bias in self.logit_bias.values():
+        for token, bias in self.logit_bias.items():
+            self._check("logit_bias", 0 <= token < end, "of token ids")
             self._check("logit_bias", -100.0 <= bias <= 100.0, "between -100 and 100")
-        self._check("seed", self.seed is None or -(2**63) <= self.seed < 2**63, "a 64-bit integer")
+        for token in self.stop_token_ids:
+            self._check("stop_token_ids", 0 <= token < end, "token ids")
+        self._check("seed", self.seed is None or -end <= self.seed < end, "a 64-bit integer")
         self._check("n", self.n == 1, "1")
         self._check(
             "logprobs",

@@ -22,6 +22,7 @@ from lazydecode.renderers.messages import (
     ToolCall,
     read_media_text,
 )
+from lazydecode.renderers.nesting import check_nesting, is_nested_too_deeply
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 PART_TYPES: Final = ("text", "image_url", "video_url", "audio_url", "input_audio")
@@ -144,7 +145,10 @@ def _parse_message(
     if message.tool_call_id is not None:
         parsed["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        parsed["tool_calls"] = [_parse_tool_call(call) for call in message.tool_calls]
+        parsed["tool_calls"] = [
+            _parse_tool_call(call, f"{where}.tool_calls[{position}]")
+            for position, call in enumerate(message.tool_calls)
+        ]
     if message.reasoning_content is not None:
         parsed["reasoning_content"] = message.reasoning_content
     return parsed
@@ -243,7 +247,7 @@ def _audio_media_type(name: str | None, *, where: str) -> str:
     return f"audio/{name.lower()}"
 
 
-def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
+def _parse_tool_call(call: ToolCall, where: str) -> dict[str, Any]:
     arguments: Any = call.function.arguments
     if isinstance(arguments, str):
         # Templates of the Hugging Face form want the object; clients send its JSON text.
@@ -251,6 +255,10 @@ def _parse_tool_call(call: ToolCall) -> dict[str, Any]:
             arguments = msgspec.json.decode(arguments) if arguments else {}
         except (msgspec.DecodeError, RecursionError):
             arguments = call.function.arguments
+        if is_nested_too_deeply(arguments):
+            arguments = call.function.arguments
+    else:
+        check_nesting(arguments, where=f"{where}.function.arguments")
     parsed: dict[str, Any] = {
         "type": call.type,
         "function": {"name": call.function.name, "arguments": arguments or {}},

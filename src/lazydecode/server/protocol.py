@@ -14,6 +14,7 @@ import msgspec
 from lazydecode.engine.protocol import MAX_LOGPROBS
 from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.renderers.messages import ChatMessage
+from lazydecode.renderers.nesting import check_nesting
 
 _MAX_STOP_STRINGS: Final = 16
 _MAX_STOP_CHARS: Final = 1024
@@ -44,6 +45,8 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "truncate_prompt_tokens": (),
 }
 """Known fields that this server does not implement -> the values that change nothing."""
+_FREE_FORM: Final = ("tools", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs")
+"""Fields whose values are handed on as the client wrote them."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -177,6 +180,8 @@ def check_request(request: ChatCompletionRequest) -> None:
     Raises:
         ValidationError: It names the field and shows the value.
     """
+    for name in _FREE_FORM:
+        check_nesting(getattr(request, name), where=name)
     for name, neutral in _NEUTRAL.items():
         _check_neutral(name, getattr(request, name), neutral)
     _check_range(request, "max_tokens", low=1)
