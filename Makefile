@@ -39,3 +39,6 @@ demo: $(STAMP) ## Build a tiny model, serve it, and send it real media twice
 serve: $(STAMP) ## Serve MODEL=path-or-hub-id
 	@test -n "$(MODEL)" || { echo "usage: make serve MODEL=path-or-hub-id"; exit 2; }
 	$(BIN)/lazydecode serve $(MODEL)
+
+bench: $(STAMP) ## Measure the short form (under 5 minutes) and write the page on performance
+	$(BIN)/python benchmarks/run_short.py

@@ -28,6 +28,16 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "processing",
         "Build a tiny local model of a family.",
     ),
+    "demo": (
+        "lazydecode.demo.command:demo",
+        "serve",
+        "Send media through a server twice; the second time nothing is decoded.",
+    ),
+    "bench": (
+        "lazydecode.cli.bench:bench",
+        "bench",
+        "Measure beside the physical floor and beside decoding eagerly.",
+    ),
 }
 """Name -> (module:command, extra that it needs, one line of help)."""
 

@@ -1,0 +1,26 @@
+"""Write docs/performance.md from the records in results/."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lazydecode.bench.page import write_page
+from lazydecode.bench.record import read_record
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+PAGE = HERE.parent / "docs" / "performance.md"
+
+
+def main() -> None:
+    """Write the page from what there is."""
+    paths = [RESULTS / f"{kind}.json" for kind in ("frontend", "serve")]
+    frontend, serve = (read_record(path) if path.exists() else None for path in paths)
+    notes = HERE / "notes.md"
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text(write_page(frontend, serve, notes.read_text("utf-8")), "utf-8")
+    print(f"written to {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""The page on performance, written from records."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from lazydecode.bench.goals import goals_grid
+from lazydecode.bench.tables import grids
+
+_INTRO: Final = """# Performance
+
+This page is written from the records in `benchmarks/results/` by `benchmarks/write_page.py`;
+`make bench` measures and writes it again.
+
+How to read it: numbers are milliseconds of CPU unless they say otherwise, medians of rounds in
+which all contestants take turns, on one machine that also did other things. Ratios within one
+run mean something; absolute times do not, and neither does a comparison across runs.
+
+- **floor** is what cannot be avoided: one SHA-256 pass over the encoded bytes, one bare call of
+  the decoder, one bare call of the model's processor.
+- **eager** is today's practice with the same libraries: decode at fetch, identify by the decoded
+  content, then look up.
+- **here** is this library: identify by the encoded bytes, look up, decode what is missing.
+"""
+_AFTER: Final = """
+## Run it
+
+```
+make bench                                      # short form, under five minutes
+lazydecode bench frontend --model MODEL         # every row
+lazydecode bench serve MODEL --with-eager       # servers under load
+lazydecode bench serve --url http://host:port   # any server with the same render route
+```
+
+Names of rows, what the eager baseline does, and how to add a claim: `benchmarks/README.md`.
+"""
+
+
+def write_page(
+    frontend: dict[str, Any] | None, serve: dict[str, Any] | None, notes: str = ""
+) -> str:
+    """Return the page as Markdown.
+
+    Args:
+        frontend: Record of `bench frontend`.
+        serve: Record of `bench serve`.
+        notes: Markdown to add: what was tried, and what did not help.
+    """
+    records = [record for record in (frontend, serve) if record is not None]
+    parts = [_INTRO, *map(_provenance, records)]
+    tables = [goals_grid(frontend, serve)]
+    for record in records:
+        tables.extend(grids(record))
+    parts += [f"## {grid.title}\n\n{grid.to_markdown()}\n" for grid in tables if grid.rows]
+    if notes.strip():
+        parts.append(notes.strip() + "\n")
+    parts.append(_AFTER.lstrip())
+    return "\n".join(parts)
+
+
+def _provenance(record: dict[str, Any]) -> str:
+    machine, versions = record["machine"], record["versions"]
+    shown = ", ".join(f"{name} {version}" for name, version in versions.items())
+    return (
+        f"`bench {record['kind']}`: {machine['cpu']}, {machine['cores']} cores, "
+        f"{machine['memory_gb']} GB, load {machine['load_before']} before and "
+        f"{machine.get('load_after', '-')} after; {record['started']}, commit "
+        f"`{record['commit']}`; {shown}.\n"
+    )

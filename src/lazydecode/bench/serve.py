@@ -1,0 +1,237 @@
+"""`bench serve`: a server under load, scenario by scenario."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pybase64
+
+from lazydecode.bench.load import HealthPoll, LoadResult, run_load
+from lazydecode.bench.measure import measure
+from lazydecode.bench.record import new_record
+from lazydecode.bench.scenarios import RENDER, Batch, MediaPool, Scenario, scenarios
+from lazydecode.bench.server_process import (
+    MemoryWatch,
+    ServerUnderTest,
+    difference,
+    eager_command,
+    free_port,
+    histogram_percentile,
+    own_command,
+    started_server,
+)
+
+LAG: Final = "lazydecode_event_loop_lag_seconds"
+_WARM_UP: Final = 3
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """What is run, and how much of it."""
+
+    model: str | None = None
+    """Folder of a model to serve; None: `url` is given."""
+    url: str | None = None
+    """A server that runs already."""
+    pid: int | None = None
+    """Its process, if its CPU and memory are to be seen."""
+    headers: dict[str, str] | None = None
+    engine: str = "none"
+    """Of the server that is started: `none`, or `transformers` for the chat scenarios too."""
+    with_eager: bool = False
+    """Whether a server that works in today's way is measured beside it."""
+    scaling: bool = True
+    """Whether misses are also measured with the server on one core (Linux, started servers)."""
+    requests: int = 32
+    """Per scenario and concurrency."""
+    concurrency: tuple[int, ...] = (1, 8, 32)
+    names: tuple[str, ...] = ()
+    """Scenarios; none given: all."""
+    tiny: bool = False
+    """Small media, for trying the runner."""
+    server_flags: tuple[str, ...] = ()
+
+
+def run_serve(options: ServeOptions, progress: Progress = lambda _: None) -> dict[str, Any]:
+    """Measure, and return the record.
+
+    Raises:
+        RuntimeError: If a server does not start.
+        ValueError: If a scenario is unknown, or neither a model nor a URL is given.
+    """
+    settings = {
+        "model": None if options.model is None else Path(options.model).name,
+        "engine": options.engine,
+        "requests": options.requests,
+        "concurrency": list(options.concurrency),
+        "server_flags": list(options.server_flags),
+        "tiny": options.tiny,
+    }
+    record = new_record("serve", settings)
+    chosen = choose(options)
+    with _servers(options, progress) as servers:
+        record["servers"] = {side: {"rss_mb": s.rss() / 1e6} for side, s in servers.items()}
+        record["scenarios"] = [
+            _run_scenario(scenario, number, options, servers, progress)
+            for number, scenario in enumerate(chosen)
+        ]
+        if options.scaling and options.model is not None and hasattr(os, "sched_setaffinity"):
+            record["scaling"] = _scaling(options, servers, progress)
+    return record
+
+
+def choose(options: ServeOptions) -> list[Scenario]:
+    """Return the scenarios of a run.
+
+    Raises:
+        ValueError: If one is unknown; it lists the known ones.
+    """
+    known = {s.name: s for s in scenarios(MediaPool(tiny=options.tiny), chat=_generates(options))}
+    unknown = set(options.names) - known.keys()
+    if unknown:
+        raise ValueError(f"unknown scenario {sorted(unknown)}; known: {', '.join(known)}")
+    return [s for name, s in known.items() if not options.names or name in options.names]
+
+
+def _generates(options: ServeOptions) -> bool:
+    return options.engine != "none"
+
+
+@contextlib.contextmanager
+def _servers(options: ServeOptions, progress: Progress) -> Iterator[dict[str, ServerUnderTest]]:
+    if options.url is not None:
+        yield {"ours": ServerUnderTest(options.url, options.pid)}
+        return
+    if options.model is None:
+        raise ValueError("give a model or a URL")
+    with contextlib.ExitStack() as stack:
+        servers = {}
+        progress("starting the server")
+        port = free_port()
+        command = own_command(
+            options.model, port, engine=options.engine, flags=options.server_flags
+        )
+        servers["ours"] = stack.enter_context(started_server(command, port))
+        if options.with_eager:
+            progress("starting the eager server")
+            port = free_port()
+            servers["eager"] = stack.enter_context(
+                started_server(eager_command(options.model, port), port)
+            )
+        yield servers
+
+
+def _run_scenario(
+    scenario: Scenario,
+    number: int,
+    options: ServeOptions,
+    servers: dict[str, ServerUnderTest],
+    progress: Progress,
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "name": scenario.name,
+        "about": scenario.about,
+        "route": scenario.route,
+        "runs": [],
+    }
+    levels = scenario.concurrency or options.concurrency
+    for level_number, concurrency in enumerate(levels):
+        count = scenario.num_requests or options.requests * scenario.factor
+        if options.tiny:
+            count = min(count, options.requests)
+        label = f"{scenario.name}, {concurrency} at a time"
+        progress(f"{label}: building")
+        batch = scenario.build(count, 100 * number + level_number)
+        if level_number == 0:
+            row["media_bytes"] = sum(map(len, batch.media))
+            row["identify_floor_ms"] = _identify_floor(batch.media)
+        # The same requests to each server, one server after the other.
+        for side, server in servers.items():
+            if side == "eager" and scenario.route != RENDER:
+                continue
+            progress(f"{label}: {side}")
+            run = asyncio.run(_measure(server, scenario, batch, concurrency, options, level_number))
+            row["runs"].append({"side": side, "concurrency": concurrency, **run})
+    return row
+
+
+async def _measure(
+    server: ServerUnderTest,
+    scenario: Scenario,
+    batch: Batch,
+    concurrency: int,
+    options: ServeOptions,
+    level_number: int,
+) -> dict[str, Any]:
+    url = server.url + scenario.route
+    if batch.prime and level_number == 0:
+        await run_load(url, batch.prime, 1, headers=options.headers)
+    if level_number == 0 and len(batch.prime) > 0:
+        await run_load(url, batch.prime[:_WARM_UP], 1, headers=options.headers)
+    before = await asyncio.to_thread(server.metrics)
+    cpu = server.cpu_s()
+    with MemoryWatch(server) as memory, HealthPoll(server.url) as health:
+        result: LoadResult = await run_load(url, batch.bodies, concurrency, headers=options.headers)
+    cpu = server.cpu_s() - cpu
+    after = await asyncio.to_thread(server.metrics)
+    measured = result.to_dict()
+    measured["health_ms"] = health.to_dict()
+    if server.is_visible:
+        measured["cpu_ms_per_request"] = cpu * 1e3 / len(batch.bodies)
+        measured["peak_rss_mb"] = memory.peak / 1e6
+    lag = histogram_percentile(before, after, LAG, 0.99)
+    if lag is not None:
+        measured["loop_lag_p99_ms_at_most"] = lag * 1e3
+    decodes = difference(before, after, "lazydecode_decodes_total")
+    if decodes is not None:
+        measured["decodes"] = decodes
+    return measured
+
+
+def _identify_floor(media: Sequence[bytes]) -> float:
+    """CPU ms to decode the base64 of one request's media, and to digest them once."""
+    if not media:
+        return 0.0
+    texts = [pybase64.b64encode(data) for data in media]
+
+    def identify() -> None:
+        for text in texts:
+            hashlib.sha256(pybase64.b64decode(text, validate=True)).digest()
+
+    return measure({"identify": identify}, rounds=7, max_s=2)["identify"].cpu_ms
+
+
+def _scaling(
+    options: ServeOptions, servers: dict[str, ServerUnderTest], progress: Progress
+) -> dict[str, Any]:
+    """Misses with each server on one core and on all, in turns."""
+    cores = sorted(os.sched_getaffinity(0))
+    pool = MediaPool(tiny=options.tiny)
+    scenario = next(s for s in scenarios(pool, chat=False) if s.name == "unique-720p")
+    found: dict[str, Any] = {"cores": len(cores)}
+    for side, server in servers.items():
+        rates: dict[int, list[float]] = {1: [], len(cores): []}
+        for turn in range(3):
+            for count in rates:
+                progress(f"scaling, {side}: {count} core(s)")
+                batch = scenario.build(max(2, options.requests // 2), 5000 + 10 * turn + count)
+                server.set_cores(cores[:count])
+                url = server.url + scenario.route
+                result = asyncio.run(run_load(url, batch.bodies, 8, headers=options.headers))
+                if result.seconds:
+                    rates[count].append(len(result.latencies) / result.seconds)
+        server.set_cores(cores)
+        best = {count: max(values, default=0.0) for count, values in rates.items()}
+        found[side] = {
+            "requests_per_s": {str(count): rate for count, rate in best.items()},
+            "speedup": best[len(cores)] / best[1] if best[1] else None,
+        }
+    return found

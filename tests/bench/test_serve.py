@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from lazydecode.bench.goals import goals_grid
+from lazydecode.bench.page import write_page
+from lazydecode.bench.record import read_record, write_record
+from lazydecode.bench.scenarios import MediaPool, scenarios
+from lazydecode.bench.serve import ServeOptions, run_serve
+from lazydecode.cli.main import cli
+from tests.server.harness import Server
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Any) -> Iterator[Server]:
+    with Server(tiny_model("qwen2_5_vl", weights=False), engine="none") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def record(server: Server) -> dict[str, Any]:
+    options = ServeOptions(url=server.url, requests=2, concurrency=(1, 2), tiny=True)
+    return run_serve(options)
+
+
+def test_every_scenario_runs_at_every_concurrency(record: dict[str, Any]) -> None:
+    assert json.loads(json.dumps(record)) == record
+    names = [row["name"] for row in record["scenarios"]]
+    assert names == [s.name for s in scenarios(MediaPool(tiny=True), chat=False)]
+    for row in record["scenarios"]:
+        levels = [run["concurrency"] for run in row["runs"]]
+        assert levels == ([1, 2] if row["name"] not in ("storm", "heavy") else levels)
+        for run in row["runs"]:
+            assert run["errors"] == {}
+            assert {"mean", "p50", "p95", "p99", "max"} == run["latency_ms"].keys()
+            assert "cpu_ms_per_request" not in run  # Nobody said which process it is.
+
+
+def test_what_is_known_is_not_decoded_and_what_is_unseen_is(record: dict[str, Any]) -> None:
+    decodes = {
+        row["name"]: [run.get("decodes") or 0 for run in row["runs"]] for row in record["scenarios"]
+    }
+    assert decodes["hot-720p"] == [0, 0]
+    assert decodes["unique-720p"] == [2, 2]
+    assert decodes["video-cold"] == [2, 2]
+    assert decodes["video-hot"] == [0, 0]
+    assert decodes["unseen-4x720p-none"] == [0, 0]
+    assert decodes["storm"] == [1]
+
+
+def test_goals_and_page_come_from_the_record(record: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "serve.json"
+    write_record(record, path)
+    grid = goals_grid(None, read_record(path))
+    assert any("one unseen item" in row[0] for row in grid.rows)
+    page = write_page(None, read_record(path), "## What was tried\n\nThis.")
+    assert page.startswith("# Performance")
+    assert "| storm |" in page
+    assert "## What was tried" in page
+    result = CliRunner().invoke(cli, ["bench", "goals", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "1 decode" in result.output
+
+
+def test_a_server_that_refuses_is_counted(server: Server) -> None:
+    options = ServeOptions(url=server.url + "/nowhere", requests=1, concurrency=(1,),
+                           names=("text",), tiny=True)  # fmt: skip
+    record = run_serve(options)
+    (run,) = record["scenarios"][0]["runs"]
+    assert run["errors"] == {"status 404": 1}
+    assert run["latency_ms"] == {}
+
+
+def test_the_command_starts_and_ends_a_server_of_its_own(tiny_model: Any, tmp_path: Path) -> None:
+    path = tmp_path / "serve.json"
+    result = CliRunner().invoke(
+        cli,
+        ["bench", "serve", str(tiny_model("qwen2_5_vl", weights=False)), "--size", "tiny",
+         "--with-eager", "--no-scaling", "--scenario", "hot-720p", "--concurrency", "2",
+         "-o", str(path)],
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    runs = read_record(path)["scenarios"][0]["runs"]
+    assert [run["side"] for run in runs] == ["ours", "eager"]
+    assert all(run["errors"] == {} and run["peak_rss_mb"] > 0 for run in runs)
+
+
+def test_wrong_use_is_explained() -> None:
+    run = CliRunner().invoke
+    assert "unknown scenario" in run(cli, ["bench", "serve", "--url", "http://127.0.0.1:9",
+                                           "--scenario", "x"]).output  # fmt: skip
+    assert "not both" in run(cli, ["bench", "serve", "m", "--url", "http://127.0.0.1:9"]).output
+
+
+def test_unseen_media_differ_between_measurements() -> None:
+    pool = MediaPool(tiny=True)
+    for scenario in scenarios(pool, chat=True):
+        first, second = scenario.build(3, 0), scenario.build(3, 1)
+        assert len(first.bodies) == 3
+        known = bool(first.prime) or scenario.name == "text"
+        assert (first.bodies == second.bodies) == known, scenario.name
+        assert all(json.loads(body)["messages"] for body in first.bodies)
