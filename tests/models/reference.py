@@ -14,6 +14,9 @@ from PIL import Image
 
 TEXT_NAMES = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 
+SCALAR_METADATA = {"NemotronH_Omni_Reasoning_V3Processor"}
+"""Classes that take the metadata of one video instead of a list."""
+
 
 def picture(width: int, height: int, seed: int = 0) -> Image.Image:
     """A picture with ramps and a little noise: cheap at any size, different per seed."""
@@ -89,6 +92,10 @@ class Reference:
             known = ("total_num_frames", "fps", "width", "height", "duration", "frames_indices")
             arguments["videos"] = [frames for frames, _ in items["video"]]
             arguments["video_metadata"] = [{k: m[k] for k in known} for _, m in items["video"]]
+            if type(self.processor).__name__ in SCALAR_METADATA:
+                from transformers.video_utils import VideoMetadata
+
+                arguments["video_metadata"] = VideoMetadata(**arguments["video_metadata"][0])
             arguments |= {"do_sample_frames": False, "return_metadata": True}
         if items.get("audio"):
             arguments["audio"] = list(items["audio"])

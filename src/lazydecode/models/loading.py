@@ -216,7 +216,12 @@ def _load_multimodal(
 ) -> ModelFrontend:
     record = record_for(processor)
     options = ProcessorOptions(processor, settings.mm_processor_kwargs)
-    call = ProcessorCall(processor, prompt_tokenizer, options.defaults)
+    call = ProcessorCall(
+        processor,
+        prompt_tokenizer,
+        options.defaults,
+        scalar_metadata=record.scalar_metadata,
+    )
     texts = {m: _item_text(chat, record, m) for m in processor_modalities(processor)}
     description = describe_processor(
         processor, options=options.defaults, texts=texts, raw_pixels=settings.raw_pixels

@@ -77,14 +77,21 @@ class ProcessorCall:
         processor: The model's processor.
         tokenizer: Our tokenizer over the same vocabulary.
         options: Options of every call, as the processor takes them.
+        scalar_metadata: Whether the class takes the metadata of one video instead of a list.
     """
 
     def __init__(
-        self, processor: Any, tokenizer: PromptTokenizer, options: Mapping[str, Any] | None = None
+        self,
+        processor: Any,
+        tokenizer: PromptTokenizer,
+        options: Mapping[str, Any] | None = None,
+        *,
+        scalar_metadata: bool = False,
     ) -> None:
         self.processor = processor
         self.tokenizer = tokenizer
         self.options = dict(options or {})
+        self.scalar_metadata = scalar_metadata
         parameters = inspect.signature(type(processor).__call__).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.audio_name = "audios" if "audios" in parameters else "audio"
@@ -117,6 +124,9 @@ class ProcessorCall:
         proxy = TokenizerProxy(self.tokenizer)
         processor = copy.copy(self.processor)
         processor.tokenizer = proxy
+        reported: list[dict[str, Any]] = []
+        if hasattr(processor, "get_text_with_replacements"):
+            processor.get_text_with_replacements = _listening(processor, reported)
         for name, part in (substitutes or {}).items():
             setattr(processor, name, part)
         arguments: dict[str, Any] = {**self.options, **(options or {}), "return_tensors": "pt"}
@@ -135,7 +145,7 @@ class ProcessorCall:
                 ]
             if metadata:
                 # A fresh object each time: some classes write a default fps into it.
-                arguments["video_metadata"] = [plain_metadata(m) for m in metadata]
+                arguments["video_metadata"] = self._metadata(metadata)
             arguments.setdefault(
                 "do_sample_frames", any(m.get("do_sample_frames") for m in metadata)
             )
@@ -145,7 +155,29 @@ class ProcessorCall:
             if self.sampling_rate is not None:
                 arguments.setdefault("sampling_rate", self.sampling_rate)
         output = processor(text=[text], **arguments)
-        return _split(dict(output), proxy)
+        return _split(dict(output), proxy, reported)
+
+    def _metadata(self, metadata: Sequence[Mapping[str, Any]]) -> Any:
+        if not self.scalar_metadata:
+            return [plain_metadata(m) for m in metadata]
+        from transformers.video_utils import VideoMetadata
+
+        return VideoMetadata(**plain_metadata(metadata[0]))
+
+
+def _listening(processor: Any, reported: list[dict[str, Any]]) -> Any:
+    """Return the processor's own search for placeholders, which also notes what it replaced.
+
+    Some classes use it and keep the result to themselves.
+    """
+    search = processor.get_text_with_replacements
+
+    def get_text_with_replacements(*args: Any, **kwargs: Any) -> Any:
+        text, offsets = search(*args, **kwargs)
+        reported[:] = list(offsets[0]) if offsets else []
+        return text, offsets
+
+    return get_text_with_replacements
 
 
 def plain_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -192,12 +224,15 @@ def processor_modalities(processor: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _split(output: dict[str, Any], proxy: TokenizerProxy) -> ProcessorOutput:
+def _split(
+    output: dict[str, Any], proxy: TokenizerProxy, reported: list[dict[str, Any]]
+) -> ProcessorOutput:
     """Sort a processor's outputs into those of the text and those of the items."""
     ids = output.pop("input_ids", None)
     ids = [] if ids is None else _first_row(ids)
     offsets = output.pop(OFFSETS_KEY, None) or []
     offsets = list(offsets[0]) if offsets and isinstance(offsets[0], list) else list(offsets)
+    offsets = offsets or reported
     output.pop("video_metadata", None)
     text_tensors: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
