@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from lazydecode.cli.settings_options import settings_from_flags, settings_options
 from lazydecode.config import Settings
+
+if TYPE_CHECKING:
+    from lazydecode.server.features import AnswerBody
 
 _SERVER_ONLY = ("engine", "host", "port", "api_key", "max_batch_size", "device")
 
@@ -44,17 +47,18 @@ def render(
         raise click.BadParameter(
             f"{request_file}: {exc.strerror}", param_hint="REQUEST.json"
         ) from exc
-    pieces = asyncio.run(_render(model, settings, body, payload))
+    answer = asyncio.run(_render(model, settings, body, payload))
     if output is None:
-        for piece in pieces:
+        for piece in answer.pieces():
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.write(b"\n")
         sys.stdout.buffer.flush()
-    else:
-        output.write_bytes(b"".join(pieces))
+        return
+    with output.open("wb") as file:
+        file.writelines(answer.pieces())
 
 
-async def _render(model: str, settings: Settings, body: bytes, payload: str | None) -> list[bytes]:
+async def _render(model: str, settings: Settings, body: bytes, payload: str | None) -> AnswerBody:
     # Of the extra `serve`, and seconds of imports that `--help` need not wait for.
     from lazydecode.server.loading import load_context
     from lazydecode.server.rendering import render_offline

@@ -70,6 +70,17 @@ def encode_item(item: MultiModalKwargsItem, *, dtype: torch.dtype | None = None)
     return b"".join(_item_chunks(item, dtype))
 
 
+def item_chunks(
+    item: MultiModalKwargsItem, *, dtype: torch.dtype | None = None
+) -> list[bytes | memoryview]:
+    """Return what `encode_item` joins, piece by piece.
+
+    Tensors are views of their own memory, so that a large item need not be copied at once, which
+    would hold the interpreter's lock for as long as it takes.
+    """
+    return list(_item_chunks(item, dtype))
+
+
 def encode_metadata(
     item: MultiModalKwargsItem, *, dtype: torch.dtype | None = None
 ) -> bytes | None:

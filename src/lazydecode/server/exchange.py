@@ -8,7 +8,8 @@ import hmac
 import re
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Executor
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -97,16 +98,36 @@ class Exchange:
     async def answer(
         self,
         status: int,
-        body: bytes | Iterable[bytes | memoryview],
+        body: bytes,
         *,
         content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send a whole answer; the pieces of `body` are sent as they are, not joined."""
-        pieces = [body] if isinstance(body, bytes) else list(body)
-        length = sum(len(piece) for piece in pieces)
-        await self._start(status, content_type, {"content-length": str(length), **(headers or {})})
-        for piece in pieces:
+        """Send a whole answer."""
+        fields = {"content-length": str(len(body)), **(headers or {})}
+        await self._start(status, content_type, fields)
+        await self._write(body, more=False)
+
+    async def answer_pieces(
+        self,
+        pieces: Iterator[bytes],
+        num_bytes: int,
+        *,
+        executor: Executor,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        """Send a JSON answer whose pieces are made on `executor`, one while another is sent."""
+        fields = {"content-length": str(num_bytes), **(headers or {})}
+        await self._start(200, "application/json", fields)
+        loop = asyncio.get_running_loop()
+        is_small = num_bytes <= _WRITE_BYTES
+        while True:
+            if is_small:
+                piece = next(pieces, None)
+            else:
+                piece = await loop.run_in_executor(executor, next, pieces, None)
+            if piece is None:
+                break
             view = memoryview(piece)
             for begin in range(0, len(view), _WRITE_BYTES):
                 await self._write(bytes(view[begin : begin + _WRITE_BYTES]), more=True)

@@ -2,17 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 import pybase64
 import torch
 
 from lazydecode.engine.protocol import SamplingParams
-from lazydecode.engine.wire import encode_item, encode_metadata
+from lazydecode.engine.wire import encode_metadata, item_chunks
 from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
 from lazydecode.renderers.timeline import Timeline
+
+_MIN_PIECE_BYTES: Final = 256 * 1024
+_STEP_BYTES: Final = 768 * 1024
+"""Encoded at once, to 1 MiB; a multiple of three."""
+
+
+class AnswerBody:
+    """The JSON of an answer, in pieces that are made when they are wanted.
+
+    Tensors are encoded from their own memory while the answer is sent: it exists nowhere as a
+    whole.
+    """
+
+    def __init__(self, parts: Sequence[bytes | Base64Text]) -> None:
+        self._parts = parts
+        self.num_bytes = sum(
+            len(part) if isinstance(part, bytes) else part.num_chars for part in parts
+        )
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the JSON in pieces of 256 KiB to 1 MiB; linear in the tensors."""
+        pending = bytearray()
+        for part in self._parts:
+            for piece in (part,) if isinstance(part, bytes) else part.pieces():
+                pending += piece
+                if len(pending) >= _MIN_PIECE_BYTES:
+                    yield bytes(pending)
+                    pending.clear()
+        if pending:
+            yield bytes(pending)
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces())
+
+
+class Base64Text:
+    """Standard base64 of chunks that are never joined."""
+
+    def __init__(self, chunks: Sequence[bytes | memoryview]) -> None:
+        self._chunks = chunks
+        self.num_chars = -(-sum(len(chunk) for chunk in chunks) // 3) * 4
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the text in pieces of at most 1 MiB."""
+        carry = b""
+        for chunk in self._chunks:
+            view = memoryview(chunk)
+            if carry:
+                missing = 3 - len(carry)
+                carry += bytes(view[:missing])
+                view = view[missing:]
+                if len(carry) < 3:
+                    continue
+                yield pybase64.b64encode(carry)
+            whole = len(view) // 3 * 3
+            for begin in range(0, whole, _STEP_BYTES):
+                yield pybase64.b64encode(view[begin : min(begin + _STEP_BYTES, whole)])
+            carry = bytes(view[whole:])
+        if carry:
+            yield pybase64.b64encode(carry)
 
 
 def build_answer(
@@ -23,8 +83,10 @@ def build_answer(
     with_payload: bool,
     dtype: torch.dtype | None,
     timeline: Timeline | None = None,
-) -> list[bytes]:
-    """Return the answer's JSON in pieces; a thread's work, linear in the tensors.
+) -> AnswerBody:
+    """Return the answer's JSON.
+
+    A thread's work: tensors are cast here if they have to be.
 
     Args:
         prompt: What was rendered.
@@ -45,18 +107,18 @@ def build_answer(
     }
     if timeline is not None:
         tail["timeline"] = timeline.to_dict()
-    pieces = [msgspec.json.encode(head)[:-1] + b',"features":']
+    parts: list[bytes | Base64Text] = [msgspec.json.encode(head)[:-1] + b',"features":']
     if prompt["mm_hashes"]:
-        pieces += _features(prompt, with_payload=with_payload, dtype=dtype)
+        parts += _features(prompt, with_payload=with_payload, dtype=dtype)
     else:
-        pieces.append(b"null")
-    pieces.append(b"," + msgspec.json.encode(tail)[1:])
-    return pieces
+        parts.append(b"null")
+    parts.append(b"," + msgspec.json.encode(tail)[1:])
+    return AnswerBody(parts)
 
 
 def _features(
     prompt: MultiModalInput, *, with_payload: bool, dtype: torch.dtype | None
-) -> list[bytes]:
+) -> list[bytes | Base64Text]:
     small = {
         "mm_hashes": prompt["mm_hashes"],
         "mm_placeholders": {
@@ -64,37 +126,27 @@ def _features(
             for modality, places in prompt["mm_placeholders"].items()
         },
     }
-    pieces = [msgspec.json.encode(small)[:-1]]
+    parts: list[bytes | Base64Text] = [msgspec.json.encode(small)[:-1]]
     if not with_payload:
-        return [*pieces, b',"kwargs_data":null,"mm_metadata":null}']
-    pieces.append(b',"kwargs_data":{')
-    first = True
-    for modality, items in prompt["mm_kwargs"].items():
-        pieces.append((b"" if first else b",") + msgspec.json.encode(modality) + b":[")
-        first = False
-        pieces += _entries(items, dtype)
-        pieces.append(b"]")
+        return [*parts, b',"kwargs_data":null,"mm_metadata":null}']
+    parts.append(b',"kwargs_data":{')
+    for number, (modality, items) in enumerate(prompt["mm_kwargs"].items()):
+        parts.append((b"," if number else b"") + msgspec.json.encode(modality) + b":[")
+        for position, item in enumerate(items):
+            separator = b"," if position else b""
+            if item is None:
+                parts.append(separator + b"null")
+            else:
+                text = Base64Text(item_chunks(item, dtype=dtype))
+                parts += [separator + b'"', text, b'"']
+        parts.append(b"]")
     metadata = {
-        modality: parts
+        modality: small_parts
         for modality, items in prompt["mm_kwargs"].items()
-        if any(parts := [_metadata(item, dtype) for item in items])
+        if any(small_parts := [_metadata(item, dtype) for item in items])
     }
-    pieces.append(b'},"mm_metadata":' + msgspec.json.encode(metadata) + b"}")
-    return pieces
-
-
-def _entries(
-    items: Sequence[MultiModalKwargsItem | None], dtype: torch.dtype | None
-) -> list[bytes]:
-    pieces: list[bytes] = []
-    for position, item in enumerate(items):
-        if position:
-            pieces.append(b",")
-        if item is None:
-            pieces.append(b"null")
-        else:
-            pieces += [b'"', pybase64.b64encode(encode_item(item, dtype=dtype)), b'"']
-    return pieces
+    parts.append(b'},"mm_metadata":' + msgspec.json.encode(metadata) + b"}")
+    return parts
 
 
 def _metadata(item: MultiModalKwargsItem | None, dtype: torch.dtype | None) -> str | None:

@@ -9,7 +9,7 @@ from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.body import parse_body
 from lazydecode.server.context import ServerContext
-from lazydecode.server.features import build_answer
+from lazydecode.server.features import AnswerBody, build_answer
 from lazydecode.server.requests import ParsedRequest, check_against_settings, render_request
 from lazydecode.server.sampling import build_sampling
 
@@ -20,8 +20,8 @@ async def render_answer(
     *,
     timeline: Timeline,
     shows_timeline: bool = False,
-) -> list[bytes]:
-    """Render a request and return the JSON of the answer, in pieces.
+) -> AnswerBody:
+    """Render a request and return the JSON of the answer.
 
     Raises:
         LazyDecodeError: If it cannot be rendered.
@@ -43,7 +43,7 @@ async def render_answer(
         "priority": 0,
         "cache_salt": request.cache_salt,
     }
-    # Base64 and JSON of tensors take milliseconds per MB: not on the event loop.
+    # Casting tensors takes milliseconds per MB: not on the event loop.
     return await asyncio.get_running_loop().run_in_executor(
         renderer.executor.quick,
         lambda: build_answer(
@@ -59,7 +59,7 @@ async def render_answer(
 
 async def render_offline(
     context: ServerContext, body: bytes, *, payload: str | None = None
-) -> list[bytes]:
+) -> AnswerBody:
     """Do for a body what the route does; `payload` replaces its `mm_payload`.
 
     Raises:

@@ -22,11 +22,13 @@ async def _answer(
     parsed: ParsedRequest,
 ) -> None:
     shows_timeline = timeline_wanted(exchange, parsed.request)
-    pieces = await render_answer(
+    body = await render_answer(
         context,
         parsed,
         timeline=exchange.timeline,
         shows_timeline=shows_timeline,
     )
     headers = {"server-timing": exchange.timeline.server_timing()} if shows_timeline else {}
-    await exchange.answer(200, pieces, headers=headers)
+    await exchange.answer_pieces(
+        body.pieces(), body.num_bytes, executor=context.renderer.executor.quick, headers=headers
+    )

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lazydecode.engine.protocol import SamplingParams
+from lazydecode.engine.wire import decode_item
+from lazydecode.inputs import (
+    BatchedField,
+    FlatField,
+    MultiModalFieldElem,
+    MultiModalInput,
+    MultiModalKwargsItem,
+    PlaceholderRange,
+)
+from lazydecode.server.features import AnswerBody, Base64Text, build_answer
+
+
+@given(st.lists(st.binary(max_size=20), max_size=12))
+def test_base64_of_chunks_is_that_of_their_sum(chunks: list[bytes]) -> None:
+    text = Base64Text(chunks)
+    joined = b"".join(text.pieces())
+    assert joined == base64.b64encode(b"".join(chunks))
+    assert text.num_chars == len(joined)
+
+
+def test_large_chunks_come_in_pieces() -> None:
+    data = np.random.default_rng(0).bytes(5_000_001)
+    text = Base64Text([b"ab", memoryview(data), b"c"])
+    pieces = list(text.pieces())
+    assert max(map(len, pieces)) <= 1 << 20
+    assert b"".join(pieces) == base64.b64encode(b"ab" + data + b"c")
+
+
+@pytest.mark.parametrize("num_rows", [3, 40_000])
+def test_an_answer_is_valid_json_and_its_tensors_come_back(num_rows: int) -> None:
+    pixels = torch.arange(num_rows * 40, dtype=torch.int64).to(torch.uint8).reshape(num_rows, 40)
+    item = MultiModalKwargsItem(
+        {
+            "pixels": MultiModalFieldElem(pixels, FlatField()),
+            "scale": MultiModalFieldElem(torch.tensor([0.5]), BatchedField(keep_on_cpu=True)),
+        }
+    )
+    mask = np.array([True, False, True])
+    prompt = MultiModalInput(
+        type="multimodal",
+        prompt_token_ids=[1, 2, 2, 2],
+        mm_kwargs={"image": [item, None]},
+        mm_hashes={"image": ["a", "b"]},
+        mm_placeholders={"image": [PlaceholderRange(1, 3, mask), PlaceholderRange(1, 1)]},
+    )
+    body = build_answer(
+        prompt,
+        {"request_id": "r", "model": "m", "stream": False},
+        SamplingParams(max_tokens=1),
+        with_payload=True,
+        dtype=torch.bfloat16,
+    )
+    assert isinstance(body, AnswerBody)
+    encoded = bytes(body)
+    assert len(encoded) == body.num_bytes
+    answer = json.loads(encoded)
+    features = answer["features"]
+    assert features["kwargs_data"]["image"][1] is None
+    back = decode_item(base64.b64decode(features["kwargs_data"]["image"][0]))
+    assert torch.equal(back["pixels"].data, pixels)
+    assert back["scale"].data.dtype == torch.bfloat16
+    assert features["mm_placeholders"]["image"] == [
+        {"offset": 1, "length": 3, "is_embed": [True, False, True]},
+        {"offset": 1, "length": 1},
+    ]
+    assert answer["sampling_params"] == {"max_tokens": 1}
