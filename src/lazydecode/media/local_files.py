@@ -44,6 +44,11 @@ class LocalFiles:
         if not self._root.is_dir():
             raise ValueError(f"the folder of local media is not a folder: {root}")
 
+    @property
+    def root(self) -> Path:
+        """The folder, with links resolved."""
+        return self._root
+
     def read(self, url: FileURL, check_size: Callable[[int], None]) -> bytes:
         """Return the content of a file.
 

@@ -1,0 +1,1 @@
+"""One plug-in of each kind for lazydecode; `pyproject.toml` offers them by entry points."""
