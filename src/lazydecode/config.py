@@ -170,6 +170,9 @@ class Settings(BaseSettings):
     max_model_len: int | None = Field(
         None, description="Longest prompt plus answer in tokens; none given: the model's."
     )
+    engine_shared_memory: bool = Field(
+        True, description="Hand large tensors to the engine through shared memory."
+    )
     max_batch_size: int = Field(8, ge=1, description="Requests that the engine runs together.")
 
     # -- server

@@ -16,12 +16,14 @@ def scripted_config(**options: Any) -> EngineConfig:
     """Return the configuration of an engine process that runs `scripted`."""
     cache_bytes = options.pop("cache_bytes", 100_000)
     max_batch_size = options.pop("max_batch_size", 8)
+    shared_bytes = options.pop("shared_bytes", 0)
     return EngineConfig(
         "tests.engine.scripted:load",
         options,
         cache_bytes=cache_bytes,
         max_batch_size=max_batch_size,
         log_level="warning",
+        shared_bytes=shared_bytes,
     )
 
 

@@ -65,7 +65,7 @@ async def answer(engine: EngineClient, one: EngineRequest) -> list[int]:
     return [t async for output in engine.stream(one.request_id) for t in output.new_token_ids]
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
@@ -127,6 +127,43 @@ async def test_every_kind_of_tensor_crosses(engine: EngineClient) -> None:
     ):
         one = MultiModalKwargsItem({"x": MultiModalFieldElem(data, FlatField())})
         assert await answer(engine, request([0], [one], [new_id()])) == [7, 8, 9]
+
+
+async def test_large_tensors_go_through_shared_memory_and_its_loans_end() -> None:
+    size = 200_000
+    engine = EngineClient(scripted_config(cache_bytes=2 * (size + 256), shared_bytes=8 * size))
+    await engine.start()
+    try:
+        assert engine._process is not None
+        arena = engine._process.arena
+        assert arena is not None
+
+        def big(value: int) -> MultiModalKwargsItem:
+            data = torch.full((size,), value, dtype=torch.uint8)
+            return MultiModalKwargsItem({"x": MultiModalFieldElem(data, FlatField())})
+
+        for number in range(1, 40):
+            one = request([5], [big(number)], [f"big-{number}"])
+            assert await answer(engine, one) == [5 + number + step for step in range(3)]
+        assert await engine.cache_snapshot_async() == ["big-38", "big-39"]
+        # What the cache holds is still lent; what it evicted has come back.
+        await eventually(lambda: arena.lent_bytes == 2 * size)
+        assert await answer(engine, request([5], [None], ["big-38"])) == [43, 44, 45]
+        # Nine at once are more than fits: the rest goes through the socket.
+        many = [request([5], [big(n)], [f"many-{n}"]) for n in range(1, 10)]
+        answers = await asyncio.gather(*(answer(engine, one) for one in many))
+        assert [a[0] for a in answers] == [5 + n for n in range(1, 10)]
+        engine.clear_cache()
+        await engine.cache_snapshot_async()
+        await eventually(lambda: arena.lent_bytes == 0)
+        pid = engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: engine.pid not in (None, pid))
+        assert await answer(engine, request([5], [big(3)], ["again"])) == [8, 9, 10]
+        assert engine._process.arena is not arena
+    finally:
+        await engine.close()
 
 
 # -- errors

@@ -1,7 +1,7 @@
 """First file of the engine process: takes over the parent's import path, then runs `core`.
 
-Started as `python -P boot.py FD`. Imports nothing of ours before the path is set, so that the
-process finds what its parent found, whatever the parent did to `sys.path`.
+Started as `python -P boot.py SOCKET_FD [MEMORY_FD SIZE]`. Imports nothing of ours before the path
+is set, so that the process finds what its parent found, whatever the parent did to `sys.path`.
 """
 
 import json
@@ -24,7 +24,8 @@ def _main() -> None:
     sys.path[:] = json.loads(_read(sock, size))
     from lazydecode.engine.core import main
 
-    status = main(sock)
+    memory = (int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 2 else None
+    status = main(sock, memory)
     sys.stderr.flush()
     os._exit(status)  # the reader and the watch are daemons: no interpreter teardown under them
 

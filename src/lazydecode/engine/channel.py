@@ -1,13 +1,15 @@
 """Framed messages with attached tensors over a socket, between the front end and its engine.
 
 A frame is a head (lengths), one MessagePack message, and the raw bytes of the tensors that the
-message refers to. Tensors are written from where they lie and read into memory of their own,
-so that each costs one copy into the socket and one out of it.
+message refers to. Small tensors are written from where they lie and read into memory of their
+own: one copy into the socket and one out of it. Large ones go through shared memory, if there
+is: one copy into it and none out of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import struct
 import threading
@@ -18,11 +20,16 @@ import msgspec
 import numpy as np
 import torch
 
+from lazydecode.engine.arena import ArenaView, SharedArena
 from lazydecode.engine.messages import Message
-from lazydecode.engine.wire import dtype_name, tensor_bytes, tensor_from_buffer
+from lazydecode.engine.wire import DTYPES, dtype_name, tensor_bytes, tensor_from_buffer
 
 _HEAD: Final = struct.Struct("<II")  # bytes of the message, number of buffers
 _TENSOR_CODE: Final = 1
+_SHARED_CODE: Final = 2
+SHARED_BYTES: Final = 128 * 1024
+"""Tensors from this size on go through shared memory. Into pages that are in use already, 256 KiB
+took 0.04 ms against 0.36 through the socket, 5.6 MB 1.5 against 3.8."""
 _MAX_IOV: Final = 512  # below every system's IOV_MAX
 
 
@@ -31,10 +38,24 @@ class ChannelClosedError(Exception):
 
 
 class Channel:
-    """One end of the connection. `send` is thread-safe; `receive` is for one thread."""
+    """One end of the connection. `send` is thread-safe; `receive` is for one thread.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: Connected.
+        arena: Where `send` puts large tensors.
+        view: Where `receive` finds them.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        arena: SharedArena | None = None,
+        view: ArenaView | None = None,
+    ) -> None:
         self._socket = sock
+        self._arena = arena
+        self._view = view
         self._send_lock = threading.Lock()  # covers one whole frame
 
     def send(self, message: Message) -> None:
@@ -48,9 +69,13 @@ class Channel:
         def hook(value: Any) -> Any:
             if not isinstance(value, torch.Tensor):
                 raise TypeError(f"cannot send a {type(value).__name__} to the engine")
-            place = [dtype_name(value.dtype), list(value.shape), len(buffers)]
-            buffers.append(tensor_bytes(value))
-            return msgspec.msgpack.Ext(_TENSOR_CODE, msgspec.msgpack.encode(place))
+            raw = tensor_bytes(value)
+            code, place = _SHARED_CODE, self._share(raw)
+            if place is None:
+                code, place = _TENSOR_CODE, len(buffers)
+                buffers.append(raw)
+            described = [dtype_name(value.dtype), list(value.shape), place]
+            return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(described))
 
         body = msgspec.msgpack.encode(message, enc_hook=hook)
         sizes = struct.pack(f"<{len(buffers)}Q", *(len(buffer) for buffer in buffers))
@@ -73,10 +98,19 @@ class Channel:
         buffers = [self._read(size) for size in sizes]
 
         def hook(code: int, data: memoryview) -> torch.Tensor:
-            dtype, shape, index = msgspec.msgpack.decode(data)
-            return tensor_from_buffer(dtype, shape, buffers[index])
+            dtype, shape, place = msgspec.msgpack.decode(data)
+            if code == _TENSOR_CODE:
+                return tensor_from_buffer(dtype, shape, buffers[place])
+            assert self._view is not None
+            size = math.prod(shape) * DTYPES[dtype].itemsize
+            return tensor_from_buffer(dtype, shape, self._view.view(place, size))
 
         return msgspec.msgpack.decode(body, type=Message, ext_hook=hook)
+
+    def _share(self, raw: memoryview) -> int | None:
+        if self._arena is None or len(raw) < SHARED_BYTES:
+            return None
+        return self._arena.place(raw)
 
     def close(self) -> None:
         """Close the connection; a thread that reads or writes it gets ChannelClosedError."""

@@ -21,6 +21,7 @@ from lazydecode.engine.messages import (
     Failed,
     Message,
     Outputs,
+    Released,
     Snapshot,
     Submit,
     TakeSnapshot,
@@ -235,7 +236,7 @@ class EngineClient:
         while process is not None:
             try:
                 while True:
-                    self._dispatch(process.channel.receive())
+                    self._dispatch(process, process.channel.receive())
             except ChannelClosedError:
                 pass
             if self._closing.is_set():
@@ -243,7 +244,7 @@ class EngineClient:
             self._lose(process)
             process = self._restart()
 
-    def _dispatch(self, message: Message) -> None:
+    def _dispatch(self, process: EngineProcess, message: Message) -> None:
         match message:
             case Outputs(outputs):
                 for output in outputs:
@@ -254,6 +255,9 @@ class EngineClient:
                 stream = self._streams_by_wire_id.get(wire_id)
                 if stream is not None:
                     stream.put(error_of_form(error))
+            case Released(offsets):
+                assert process.arena is not None
+                process.arena.release(offsets)
             case Snapshot(number, hashes):
                 future = self._snapshots.pop(number, None)
                 if future is not None and future.set_running_or_notify_cancel():

@@ -18,6 +18,7 @@ import threading
 import time
 
 from lazydecode.cache import BaseMultiModalReceiverCache
+from lazydecode.engine.arena import ArenaView
 from lazydecode.engine.channel import Channel, ChannelClosedError
 from lazydecode.engine.generation import Generation, ModelRunner
 from lazydecode.engine.messages import (
@@ -28,6 +29,7 @@ from lazydecode.engine.messages import (
     Message,
     Outputs,
     Ready,
+    Released,
     Snapshot,
     StartFailed,
     Submit,
@@ -47,11 +49,20 @@ _GRACE_S = 2.0
 """How long a running model step may take before the process ends without it."""
 
 
-def main(sock: socket.socket) -> int:
-    """Run the engine on a connected socket until the front end ends it; returns exit status."""
+def main(sock: socket.socket, memory: tuple[int, int] | None) -> int:
+    """Run the engine until the front end ends it.
+
+    Args:
+        sock: Connected to the front end.
+        memory: Descriptor and size of the shared memory, if there is.
+
+    Returns:
+        The exit status.
+    """
     parent = os.getppid()
     threading.Thread(target=_watch_parent, args=(parent,), name="engine-watch", daemon=True).start()
-    channel = Channel(sock)
+    view = None if memory is None else ArenaView(*memory)
+    channel = Channel(sock, view=view)
     try:
         configure = channel.receive()
     except ChannelClosedError:
@@ -68,7 +79,7 @@ def main(sock: socket.socket) -> int:
         with contextlib.suppress(ChannelClosedError):  # nobody may be left to tell
             channel.send(StartFailed(reason))
         return 1
-    return _Core(channel, configure, runner, cache).run()
+    return _Core(channel, view, configure, runner, cache).run()
 
 
 class _Core:
@@ -77,11 +88,13 @@ class _Core:
     def __init__(
         self,
         channel: Channel,
+        view: ArenaView | None,
         configure: Configure,
         runner: ModelRunner,
         cache: BaseMultiModalReceiverCache,
     ) -> None:
         self._channel = channel
+        self._view = view
         self._runner = runner
         self._receiver = Receiver(cache)
         self._scheduler = Scheduler(
@@ -89,6 +102,7 @@ class _Core:
             max_batch_size=configure.max_batch_size,
             send=self._send_outputs,
             fail=self._send_failure,
+            on_idle=self._send_released,
         )
 
     def run(self) -> int:
@@ -111,6 +125,7 @@ class _Core:
         try:
             while True:
                 self._handle(self._channel.receive())
+                self._send_released()
         except ChannelClosedError:
             pass  # the front end is gone, or wants no more
         except BaseException:
@@ -152,6 +167,12 @@ class _Core:
 
     def _send_outputs(self, outputs: list[EngineOutput]) -> None:
         self._channel.send(Outputs(outputs))
+        self._send_released()
+
+    def _send_released(self) -> None:
+        """Give memory back whose last tensor has died since the last call."""
+        if self._view is not None and (offsets := self._view.take_released()):
+            self._channel.send(Released(offsets))
 
     def _send_failure(self, request_id: str, error: Exception) -> None:
         self._channel.send(Failed(request_id, form_of_error(error)))

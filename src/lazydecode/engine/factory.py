@@ -14,6 +14,9 @@ from lazydecode.models.pixels import PixelPlan
 
 GIB: Final = 1024**3
 
+_IN_FLIGHT_BYTES: Final = GIB // 2
+"""Shared memory beyond the cache's size, for tensors that are sent or used and not cached."""
+
 TRANSFORMERS_RUNNER: Final = "lazydecode.engine.transformers:TransformersRunner"
 """Named by text: the front end needs no model code."""
 
@@ -28,6 +31,7 @@ def create_engine(model: str, settings: Settings, *, pixel_plan: PixelPlan | Non
     """
     if settings.engine == "none":
         return NullEngine(EngineInfo(model=model, max_model_len=settings.max_model_len))
+    cache_bytes = int(settings.mm_processor_cache_gb * GIB)
     return EngineClient(
         EngineConfig(
             runner=TRANSFORMERS_RUNNER,
@@ -40,9 +44,10 @@ def create_engine(model: str, settings: Settings, *, pixel_plan: PixelPlan | Non
                 "pixel_plan": pixel_plan,
                 "batching": settings.max_batch_size > 1,
             },
-            cache_bytes=int(settings.mm_processor_cache_gb * GIB),
+            cache_bytes=cache_bytes,
             receiver_cache=PROCESSOR_CACHE_REGISTRY.get(settings.mm_processor_cache).receiver_path,
             max_batch_size=settings.max_batch_size,
             log_level=settings.log_level,
+            shared_bytes=cache_bytes + _IN_FLIGHT_BYTES if settings.engine_shared_memory else 0,
         )
     )

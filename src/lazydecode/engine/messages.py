@@ -2,7 +2,7 @@
 
 Front end to engine: `Configure` once, then `Submit`, `Abort`, `ClearCache`, `TakeSnapshot` in
 the order of the sender cache's updates. Engine to front end: `Ready` or `StartFailed` once, then
-`Outputs`, `Failed` and `Snapshot`. Closing the connection ends the engine.
+`Outputs`, `Failed`, `Released` and `Snapshot`. Closing the connection ends the engine.
 """
 
 from __future__ import annotations
@@ -130,6 +130,12 @@ class Failed(_Form, frozen=True):
     error: ErrorForm
 
 
+class Released(_Form, frozen=True):
+    """These extents of the shared memory are no longer used."""
+
+    offsets: list[int]
+
+
 class Snapshot(_Form, frozen=True):
     """The receiver cache's hashes in eviction order."""
 
@@ -147,6 +153,7 @@ Message = (
     | StartFailed
     | Outputs
     | Failed
+    | Released
     | Snapshot
 )
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from lazydecode.engine.arena import SharedArena
 from lazydecode.engine.channel import Channel, ChannelClosedError
 from lazydecode.engine.messages import Configure, Message, Ready, StartFailed
 from lazydecode.engine.protocol import EngineInfo
@@ -40,6 +41,8 @@ class EngineConfig:
     """`module:class` of the receiver cache; called with `capacity_bytes`."""
     max_batch_size: int = 8
     log_level: str = "info"
+    shared_bytes: int = 0
+    """Memory shared with the process for tensors on their way and in its cache; 0: none."""
 
 
 class EngineProcess:
@@ -52,19 +55,27 @@ class EngineProcess:
 
     def __init__(self, config: EngineConfig) -> None:
         ours, theirs = socket.socketpair()
+        arena = SharedArena.create(config.shared_bytes) if config.shared_bytes else None
+        passed, arguments = [theirs.fileno()], [str(theirs.fileno())]
+        if arena is not None:
+            passed.append(arena.fd)
+            arguments += [str(arena.fd), str(arena.size)]
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own file, no shell
-                [sys.executable, "-P", str(_BOOT), str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
+                [sys.executable, "-P", str(_BOOT), *arguments],
+                pass_fds=passed,
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the command that runs the front end
             )
         except BaseException:
             ours.close()
+            if arena is not None:
+                arena.close()
             raise
         finally:
             theirs.close()
-        self.channel = Channel(ours)
+        self.arena = arena
+        self.channel = Channel(ours, arena=arena)
         self._config = config
         self._path = [str(Path.cwd()) if entry == "" else entry for entry in sys.path]
         self._socket = ours
@@ -120,6 +131,8 @@ class EngineProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             status = self._process.wait()
+        if self.arena is not None:
+            self.arena.close()
         return f"signal {-status}" if status < 0 else f"exit status {status}"
 
     def kill(self) -> None:

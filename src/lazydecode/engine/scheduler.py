@@ -38,11 +38,13 @@ class Scheduler:
         max_batch_size: int,
         send: Callable[[list[EngineOutput]], None],
         fail: Callable[[str, Exception], None],
+        on_idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._runner = runner
         self._max_batch_size = max_batch_size
         self._send = send
         self._fail = fail
+        self._on_idle = on_idle
         self._wake = threading.Condition()
         self._waiting: deque[Generation] = deque()
         self._running: dict[str, Generation] = {}
@@ -74,16 +76,23 @@ class Scheduler:
         """Generate until `stop`; what then runs is dropped."""
         try:
             while self._admit():
-                for batch in list(self._batches):
-                    if self._stopping:
-                        break
-                    self._advance(batch)
+                self._take_turns()
         finally:
             for batch in self._batches:
                 _close(batch.steps)
 
+    def _take_turns(self) -> None:
+        # A function of its own: while `run` waits, no local of it may hold the last batch's
+        # tensors.
+        for batch in list(self._batches):
+            if self._stopping:
+                break
+            self._advance(batch)
+
     def _admit(self) -> bool:
         """Wait for work, then start batches of what waits and has room; False to stop."""
+        if not self._batches:
+            self._on_idle()
         with self._wake:
             while not (self._stopping or self._waiting or self._batches):
                 self._wake.wait()

@@ -1,0 +1,169 @@
+"""Shared memory: extents that never overlap, loans that outlast eviction, and a full house."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lazydecode.engine.arena import ArenaView, ExtentAllocator, SharedArena
+from lazydecode.engine.wire import tensor_bytes, tensor_from_buffer
+
+KIB = 1024
+
+
+# -- extents
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 30)), max_size=60))
+def test_extents_never_overlap_and_all_come_back(steps: list[tuple[int, int]]) -> None:
+    allocator = ExtentAllocator(4096)
+    lent: dict[int, int] = {}
+    for size, which in steps:
+        if which < len(lent):
+            start = sorted(lent)[which]
+            allocator.free(start)
+            del lent[start]
+            continue
+        start = allocator.allocate(size)
+        if start is None:
+            continue
+        assert start % 64 == 0
+        assert start + size <= 4096
+        for other, length in lent.items():
+            assert start + size <= other or other + length <= start
+        lent[start] = max(size, 1)
+    for start in lent:
+        allocator.free(start)
+    assert allocator.used_bytes == 0
+    assert allocator.allocate(4096) == 0  # joined to one again
+
+
+def test_low_addresses_are_used_again_first() -> None:
+    allocator = ExtentAllocator(1000 * 64)
+    first, second, third = (allocator.allocate(64) for _ in range(3))
+    assert (first, second, third) == (0, 64, 128)
+    allocator.free(64)
+    assert allocator.allocate(65) == 192
+    assert allocator.allocate(1) == 64
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    allocator = ExtentAllocator(128)
+    assert allocator.allocate(129) is None
+    assert allocator.allocate(128) == 0
+    assert allocator.allocate(1) is None
+    assert ExtentAllocator(0).allocate(1) is None
+    with pytest.raises(KeyError):
+        allocator.free(64)
+
+
+# -- both ends
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[SharedArena, ArenaView]]:
+    arena = SharedArena.create(1024 * KIB)
+    assert arena is not None
+    yield arena, ArenaView(os.dup(arena.fd), arena.size)
+    arena.close()
+
+
+def lend(arena: SharedArena, view: ArenaView, tensor: torch.Tensor) -> torch.Tensor:
+    raw = tensor_bytes(tensor)
+    offset = arena.place(raw)
+    assert offset is not None
+    name = str(tensor.dtype).removeprefix("torch.")
+    return tensor_from_buffer(name, list(tensor.shape), view.view(offset, len(raw)))
+
+
+def test_what_is_placed_is_seen_without_a_copy(ends: tuple[SharedArena, ArenaView]) -> None:
+    arena, view = ends
+    sent = torch.arange(5000, dtype=torch.int32).reshape(50, 100)
+    seen = lend(arena, view, sent)
+    assert seen.equal(sent)
+    os.pwrite(arena.fd, b"\x63\0\0\0", 0)
+    assert int(seen[0, 0]) == 99
+
+
+def test_an_extent_is_lent_until_its_last_user_dies(ends: tuple[SharedArena, ArenaView]) -> None:
+    arena, view = ends
+    whole = lend(arena, view, torch.arange(5000))
+    part = whole[100:200].reshape(10, 10)
+    del whole
+    gc.collect()
+    assert view.take_released() == []
+    assert int(part[0, 0]) == 100
+    del part
+    gc.collect()
+    released = view.take_released()
+    assert released == [0]
+    arena.release(released)
+    assert arena.lent_bytes == 0
+    assert view.take_released() == []
+
+
+def test_a_full_arena_says_so_once_and_serves_again(
+    ends: tuple[SharedArena, ArenaView], caplog: pytest.LogCaptureFixture
+) -> None:
+    arena, view = ends
+    tensor = torch.zeros(400 * KIB, dtype=torch.uint8)
+    held = [lend(arena, view, tensor) for _ in range(2)]
+    with caplog.at_level(logging.WARNING):
+        assert arena.place(tensor_bytes(tensor)) is None
+        assert arena.place(tensor_bytes(tensor)) is None
+    assert len([r for r in caplog.records if "are full" in r.message]) == 1
+    held.pop()
+    gc.collect()
+    arena.release(view.take_released())
+    assert arena.place(tensor_bytes(tensor)) is not None
+
+
+def test_memory_that_the_system_cannot_give_is_no_crash(
+    ends: tuple[SharedArena, ArenaView],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena, _ = ends
+
+    def no_space(*args: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", no_space)
+    data = memoryview(bytes(1000))
+    with caplog.at_level(logging.WARNING):
+        assert arena.place(data) is None
+        assert arena.place(data) is None
+    assert len(caplog.records) == 1
+    assert "No space left" in caplog.text
+    assert arena.lent_bytes == 0
+
+
+def test_without_memory_files_there_is_no_arena(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(name: str) -> int:
+        raise PermissionError("seccomp")
+
+    monkeypatch.setattr(os, "memfd_create", refused)
+    with caplog.at_level(logging.WARNING):
+        assert SharedArena.create(1000) is None
+    assert "no shared memory" in caplog.text
+    monkeypatch.delattr(os, "memfd_create")
+    assert SharedArena.create(1000) is None
+
+
+def test_a_closed_arena_takes_nothing() -> None:
+    arena = SharedArena.create(1000)
+    assert arena is not None
+    arena.close()
+    arena.close()
+    assert arena.place(memoryview(b"x")) is None
