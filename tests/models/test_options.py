@@ -44,6 +44,43 @@ def test_a_scope_must_be_a_mapping() -> None:
         make().merge({"images_kwargs": 3})
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"min_pixels": 10**9},
+        {"images_kwargs": {"min_pixels": 10**9}},
+        {"size": {"shortest_edge": 10**9, "longest_edge": 10**10}},
+        {"size": {"height": 10**6, "width": 10**6}},
+        {"size": 10**6},
+        {"temporal_patch_size": 10**6},
+        {"patch_size": [10**6, 1]},
+        {"videos_kwargs": {"num_frames": 10**30}},
+        {"crop_size": float("inf")},
+        {"rescale_factor": float("nan")},
+    ],
+)
+def test_no_request_makes_a_processor_allocate_without_bound(
+    frontend: LoadFrontend, options: dict[str, Any]
+) -> None:
+    model = frontend("qwen2_vl")
+    assert model.mm_processor is not None
+    known = model.mm_processor.family.options
+    with pytest.raises(InvalidRequestError, match="may be at most") as caught:
+        known.merge(options)
+    assert caught.value.parameter == "mm_processor_kwargs"
+
+
+def test_an_upper_bound_and_the_models_own_values_are_taken(frontend: LoadFrontend) -> None:
+    model = frontend("qwen2_vl")
+    assert model.mm_processor is not None
+    options = model.mm_processor.family.options
+    options.merge({"max_pixels": 10**12})
+    options.merge({"size": {"shortest_edge": 3136, "longest_edge": 10**12}})
+    options.merge({"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, "fps": 30})
+    own = ProcessorOptions(SimpleNamespace(image_processor=SimpleNamespace(tile_size=9000)))
+    own.merge({"tile_size": 9000})
+
+
 def test_an_unknown_option_is_refused_by_name(frontend: LoadFrontend) -> None:
     model = frontend("qwen2_vl")
     assert model.mm_processor is not None

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from lazydecode.errors import InvalidRequestError
+from lazydecode.models.option_limits import check_numbers
 from lazydecode.models.processor_call import audio_processor_of
 
 SCOPES: Final = ("text_kwargs", "images_kwargs", "videos_kwargs", "audio_kwargs")
@@ -53,7 +54,7 @@ class ProcessorOptions:
         """Return the options of a request over the defaults; the request wins name by name.
 
         Raises:
-            InvalidRequestError: If an option is unknown, or is none of a request's business.
+            InvalidRequestError: If an option is unknown, too large, or not a request's to set.
         """
         if not options:
             return self.defaults
@@ -92,6 +93,9 @@ class ProcessorOptions:
                     f"mm_processor_kwargs: {scope!r} must be a mapping",
                     parameter="mm_processor_kwargs",
                 )
+        means_areas = any(_edges(part) is not None for part in self._parts.values())
+        areas = tuple(_BOUNDS.values()) if means_areas else ()
+        check_numbers(options, self._parts.values(), areas=areas)
 
     def _translate(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Write pixel bounds as the `size` that they mean; the old names are deprecated."""
