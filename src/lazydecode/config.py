@@ -118,6 +118,11 @@ class Settings(BaseSettings):
         default_factory=dict, description='JSON: items per modality, for example {"image": 8}.'
     )
     max_request_body_mb: float = Field(_REQUEST.max_body_bytes / MIB, gt=0, description="MiB.")
+    max_request_body_stall: float = Field(
+        _REQUEST.max_body_stall_s,
+        gt=0,
+        description="How far a body may fall behind 32 KiB per second, seconds; then 408.",
+    )
     max_encoded_mb_per_request: float = Field(
         _REQUEST.max_encoded_bytes_per_request / MIB, gt=0, description="MiB of encoded media."
     )
@@ -237,6 +242,7 @@ class Settings(BaseSettings):
         return RequestLimits(
             max_items=dict(self.limit_mm_per_prompt),
             max_body_bytes=int(self.max_request_body_mb * MIB),
+            max_body_stall_s=self.max_request_body_stall,
             max_encoded_bytes_per_request=int(self.max_encoded_mb_per_request * MIB),
             max_decoded_bytes_per_request=int(self.max_decoded_mb_per_request * MIB),
             max_encoded_bytes=int(self.max_encoded_mb * MIB),

@@ -139,6 +139,13 @@ class RequestTooLargeError(InvalidRequestError):
     error_type = "RequestTooLargeError"
 
 
+class RequestTimeoutError(LazyDecodeError):
+    """The client did not send its request in time."""
+
+    status = 408
+    error_type = "RequestTimeoutError"
+
+
 class UnprocessableMediaError(LazyDecodeError, ValueError):
     """The request is well formed, but one of its media items cannot be used."""
 

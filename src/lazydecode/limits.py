@@ -75,6 +75,8 @@ class RequestLimits:
     max_items: dict[str, int] = field(default_factory=dict)
     """Items per modality per request; a modality that is not named has no limit of ours."""
     max_body_bytes: int = 512 * MIB
+    max_body_stall_s: float = 30.0
+    """How far the arrival of a body may fall behind a slow connection's; then 408."""
     max_encoded_bytes_per_request: int = 1024 * MIB
     max_decoded_bytes_per_request: int = 4096 * MIB
     max_encoded_bytes: int = 4096 * MIB

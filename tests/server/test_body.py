@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -9,7 +10,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from lazydecode.errors import InvalidRequestError, RequestTooLargeError
+from lazydecode.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
 from lazydecode.server.body import read_body, read_chat_request
 
 
@@ -56,6 +57,32 @@ async def test_a_client_that_leaves_in_the_body_is_noticed() -> None:
     client = Client([])
     with pytest.raises(ClientDisconnect):
         await read_body(client.scope, client.receive, max_bytes=1000)
+
+
+@pytest.mark.parametrize("pause_s", [60.0, 0.02])
+async def test_a_body_that_stalls_or_trickles_is_given_up(pause_s: float) -> None:
+    client = Client([b"x"] * 1000, length=1000)
+
+    async def receive() -> Message:
+        await asyncio.sleep(pause_s)
+        return await client.receive()
+
+    async with asyncio.timeout(10):
+        with pytest.raises(RequestTimeoutError, match="did not arrive in time") as caught:
+            await read_body(client.scope, receive, max_bytes=1000, max_stall_s=0.2)
+    assert caught.value.status == 408
+    assert client.num_taken < 20
+
+
+async def test_a_slow_connection_has_time_for_a_large_body() -> None:
+    client = Client([b"x" * 32 * 1024] * 5)
+
+    async def receive() -> Message:
+        await asyncio.sleep(0.1)
+        return await client.receive()
+
+    body = await read_body(client.scope, receive, max_bytes=10**6, max_stall_s=0.3)
+    assert len(body) == 5 * 32 * 1024
 
 
 async def test_small_and_large_bodies_parse_alike() -> None:

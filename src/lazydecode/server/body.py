@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from concurrent.futures import Executor
 from typing import Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from lazydecode.errors import InvalidRequestError, RequestTooLargeError
+from lazydecode.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
 from lazydecode.renderers.chat import Conversation, parse_messages
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
@@ -20,10 +21,18 @@ _FREE_BYTES: Final = 1024 * 1024
 """Bodies up to here are read without asking for memory."""
 _PREALLOCATE_BYTES: Final = 64 * 1024 * 1024
 """A stated length is believed up to here; what is beyond is grown as it comes."""
+_SLOW_BYTES_PER_S: Final = 32 * 1024
+"""A body holds memory and a place in the queue while it arrives. Who sends more slowly than the
+slowest usable connection holds them for nothing."""
 
 
 async def read_body(
-    scope: Scope, receive: Receive, *, max_bytes: int, hold: EncodedHold | None = None
+    scope: Scope,
+    receive: Receive,
+    *,
+    max_bytes: int,
+    max_stall_s: float | None = None,
+    hold: EncodedHold | None = None,
 ) -> bytearray:
     """Return the body of an HTTP request.
 
@@ -33,11 +42,13 @@ async def read_body(
         scope: The request's.
         receive: The request's.
         max_bytes: Largest body.
+        max_stall_s: How far the body may fall behind a slow connection; None: without end.
         hold: Gets the memory of a large body before it is read, and that of what is decoded
             from it. The connection stands still meanwhile.
 
     Raises:
         RequestTooLargeError: As soon as more than `max_bytes` are announced or arrived.
+        RequestTimeoutError: If it comes too slowly.
         ClientDisconnect: If the client went away before the end.
     """
     stated = _content_length(scope)
@@ -47,8 +58,22 @@ async def read_body(
         await hold.require(_with_payload(stated or 0))
     body = bytearray(min(stated or 0, _PREALLOCATE_BYTES))
     filled = 0
+    waited_s = 0.0
     while True:
-        message = await receive()
+        # Only the client's time counts, not that in which memory is waited for.
+        began = time.monotonic()
+        left_s = None
+        if max_stall_s is not None:
+            left_s = max_stall_s + filled / _SLOW_BYTES_PER_S - waited_s
+        try:
+            async with asyncio.timeout(left_s):
+                message = await receive()
+        except TimeoutError as exc:
+            raise RequestTimeoutError(
+                f"the body did not arrive in time: {filled} bytes in "
+                f"{waited_s + time.monotonic() - began:.0f} s"
+            ) from exc
+        waited_s += time.monotonic() - began
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
@@ -86,14 +111,15 @@ async def read_chat_request(
     *,
     max_bytes: int,
     executor: Executor,
+    max_stall_s: float | None = None,
     hold: EncodedHold | None = None,
 ) -> tuple[ChatCompletionRequest, Conversation]:
     """Read and parse a chat request; media URLs in it are views of the body.
 
     Raises:
-        InvalidRequestError: See `decode_request`; RequestTooLargeError as `read_body`.
+        LazyDecodeError: See `decode_request` and `read_body`.
     """
-    body = await read_body(scope, receive, max_bytes=max_bytes, hold=hold)
+    body = await read_body(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, hold=hold)
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
     if len(body) <= _INLINE_BYTES:

@@ -62,6 +62,9 @@ def _known(exc: LazyDecodeError, request_id: str) -> ErrorAnswer:
     if exc.retryable:
         delay = _RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
         headers["Retry-After"] = str(max(1, math.ceil(delay)))
+    if exc.status in (408, 413):
+        # The rest of the body is not waited for.
+        headers["Connection"] = "close"
     if exc.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return ErrorAnswer(exc.status, {"error": error}, headers)

@@ -38,6 +38,7 @@ async def read_request(
             exchange.scope,
             exchange.receive,
             max_bytes=context.settings.request_limits.max_body_bytes,
+            max_stall_s=context.settings.request_limits.max_body_stall_s,
             executor=context.renderer.executor.quick,
             hold=hold,
         )
