@@ -25,17 +25,17 @@ def server(tiny_model: Any) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def record(server: Server) -> dict[str, Any]:
-    options = ServeOptions(url=server.url, requests=2, concurrency=(1, 2), tiny=True)
+    options = ServeOptions(url=server.url, requests=2, concurrency=(2,), tiny=True)
     return run_serve(options)
 
 
-def test_every_scenario_runs_at_every_concurrency(record: dict[str, Any]) -> None:
+def test_every_scenario_runs(record: dict[str, Any]) -> None:
     assert json.loads(json.dumps(record)) == record
     names = [row["name"] for row in record["scenarios"]]
     assert names == [s.name for s in scenarios(MediaPool(tiny=True), chat=False)]
     for row in record["scenarios"]:
         levels = [run["concurrency"] for run in row["runs"]]
-        assert levels == ([1, 2] if row["name"] not in ("storm", "heavy") else levels)
+        assert levels == ([2] if row["name"] not in ("storm", "heavy") else levels)
         for run in row["runs"]:
             assert run["errors"] == {}
             assert {"mean", "p50", "p95", "p99", "max"} == run["latency_ms"].keys()
@@ -46,11 +46,11 @@ def test_what_is_known_is_not_decoded_and_what_is_unseen_is(record: dict[str, An
     decodes = {
         row["name"]: [run.get("decodes") or 0 for run in row["runs"]] for row in record["scenarios"]
     }
-    assert decodes["hot-720p"] == [0, 0]
-    assert decodes["unique-720p"] == [2, 2]
-    assert decodes["video-cold"] == [2, 2]
-    assert decodes["video-hot"] == [0, 0]
-    assert decodes["unseen-4x720p-none"] == [0, 0]
+    assert decodes["hot-720p"] == [0]
+    assert decodes["unique-720p"] == [2]
+    assert decodes["video-cold"] == [2]
+    assert decodes["video-hot"] == [0]
+    assert decodes["unseen-4x720p-none"] == [0]
     assert decodes["storm"] == [1]
 
 
@@ -77,6 +77,7 @@ def test_a_server_that_refuses_is_counted(server: Server) -> None:
     assert run["latency_ms"] == {}
 
 
+@pytest.mark.slow
 def test_the_command_starts_and_ends_a_server_of_its_own(tiny_model: Any, tmp_path: Path) -> None:
     path = tmp_path / "serve.json"
     result = CliRunner().invoke(

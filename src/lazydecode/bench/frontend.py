@@ -46,6 +46,8 @@ class FrontendOptions:
     model: str | None = None
     """Folder of a model: adds the processor, whole hits and misses, and growth of prompts."""
     sections: tuple[str, ...] = SECTIONS
+    items: tuple[str, ...] = ()
+    """Only rows whose name contains one of these, upper or lower case; none given: all."""
 
 
 def run_frontend(options: FrontendOptions, progress: Progress = lambda _: None) -> dict[str, Any]:
@@ -55,6 +57,7 @@ def run_frontend(options: FrontendOptions, progress: Progress = lambda _: None) 
         "rounds": options.rounds,
         "model": None if options.model is None else Path(options.model).name,
         "sections": list(options.sections),
+        "items": list(options.items),
         "ratios": "of CPU time, medians of interleaved rounds",
     }
     record = new_record("frontend", settings)
@@ -88,7 +91,12 @@ def run_frontend(options: FrontendOptions, progress: Progress = lambda _: None) 
 
 
 def _items(options: FrontendOptions, model: Any, progress: Progress) -> list[dict[str, Any]]:
-    rows = frontend_items(options.sizes)
+    wanted = [text.lower() for text in options.items]
+    rows = [
+        row
+        for row in frontend_items(options.sizes)
+        if not wanted or any(text in row[0].lower() for text in wanted)
+    ]
     results = []
     for number, (name, build) in enumerate(rows, 1):
         progress(f"{name} ({number} of {len(rows)})")
@@ -167,13 +175,14 @@ def _sources(options: FrontendOptions) -> dict[str, Any]:
         path.write_bytes(data)
         connector = MediaConnector(policy=FetchPolicy(allowed_local_media_path=Path(folder)))
 
-        def load(url: str) -> object:
+        def load(url: str | memoryview) -> object:
             return runner.run(connector.load_from_url_async(url, image_io))
 
         async def nothing() -> None:
             await asyncio.sleep(0)
 
-        data_url = "data:image/jpeg;base64," + text.decode()
+        # A view, as the server has it: a part of the request's body.
+        data_url = memoryview(b"data:image/jpeg;base64," + text)
         timings = measure(
             {
                 "loop": lambda: runner.run(nothing()),

@@ -20,7 +20,7 @@ from lazydecode.bench.tables import show
 _DEFAULT_FAMILY: Final = "qwen2_5_vl"
 _WIDTH: Final = 170
 _ROUNDS: Final = {"full": 15, "short": 7, "tiny": 2}
-_MAX_S: Final = {"full": 15.0, "short": 4.0, "tiny": 1.0}
+_MAX_S: Final = {"full": 15.0, "short": 2.0, "tiny": 1.0}
 _REQUESTS: Final = {"full": 48, "short": 12, "tiny": 2}
 _SHORT: Final = (
     "text", "hot-720p", "unique-720p", "hot-4k", "video-hot", "unseen-4x720p-none", "storm",
@@ -57,12 +57,14 @@ def bench() -> None:
     type=click.Choice(SECTIONS),
     help="Only these parts. Repeatable.",
 )
+@click.option("--item", "items", multiple=True, help="Only rows with this in the name. Repeatable.")
 @_json
 def frontend(
     size: str,
     model: str | None,
     rounds: int | None,
     sections: tuple[str, ...],
+    items: tuple[str, ...],
     output: Path | None,
 ) -> None:
     """Measure items of every kind: hit, miss, memory, growth.
@@ -78,6 +80,7 @@ def frontend(
         max_s=_MAX_S[size],
         model=model,
         sections=sections or SECTIONS,
+        items=items,
     )
     with _progress() as progress:
         record = run_frontend(options, progress)
