@@ -202,6 +202,16 @@ async def test_a_failing_request_fails_alone_and_without_the_models_words(
     assert [t for output in outputs for t in output.new_token_ids] == [8, 9, 10, 11]
 
 
+async def test_a_request_that_no_message_can_hold_fails_alone(engine: EngineClient) -> None:
+    before = request([1, 2])
+    engine.submit(before)
+    async with asyncio.timeout(60):
+        with pytest.raises(EngineError, match="cannot be sent"):
+            await answer(engine, request([10**30]))
+        assert len([o async for o in engine.stream(before.request_id)]) > 1
+        assert len(await answer(engine, request([1, 2]))) == 3
+
+
 async def test_misuse_is_a_value_error(engine: EngineClient) -> None:
     one = request([STEP_MS + 20], max_tokens=50)
     engine.submit(one)

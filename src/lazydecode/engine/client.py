@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import threading
@@ -225,9 +224,23 @@ class EngineClient:
                     if stream is not None:
                         # Under the lock: when this process is lost, the reader fails it.
                         stream.sent = True
-            # The reader sees it as well, and deals with everything that was sent.
-            with contextlib.suppress(ChannelClosedError):
+            try:
                 process.channel.send(message)
+            except ChannelClosedError:
+                pass  # the reader sees it as well, and deals with everything that was sent
+            except Exception as exc:
+                # Nothing was written. Whatever cannot be put into a message fails alone: items
+                # that the engine then lacks are sent again by the requests that need them.
+                logger.exception("a %s cannot be sent to the engine", type(message).__name__)
+                self._fail_unsent(message, exc)
+
+    def _fail_unsent(self, message: Message, cause: Exception) -> None:
+        if isinstance(message, Submit):
+            stream = self._streams_by_wire_id.get(message.request_id)
+            if stream is not None:
+                error = EngineError("the request cannot be sent to the engine")
+                error.__cause__ = cause
+                stream.put(error)
 
     # -- the reader thread
 
