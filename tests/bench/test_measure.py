@@ -13,11 +13,11 @@ def test_contestants_take_turns_and_the_order_moves_on() -> None:
     calls: list[str] = []
 
     def slow(name: str) -> None:
-        time.sleep(0.003)
+        time.sleep(0.006)
         calls.append(name)
 
     measure({name: lambda name=name: slow(name) for name in "abc"}, rounds=3)  # type: ignore[misc]
-    assert "".join(calls) == "aabbcc" + "abc" + "bca" + "cab"
+    assert "".join(calls) == "aaabbbccc" + "abc" + "bca" + "cab"
 
 
 def test_short_calls_are_repeated_and_the_collector_is_restored() -> None:
@@ -27,7 +27,7 @@ def test_short_calls_are_repeated_and_the_collector_is_restored() -> None:
 
 
 def test_rounds_end_when_the_time_is_up_but_three_are_run() -> None:
-    found = measure({"slow": lambda: time.sleep(0.005)}, rounds=50, max_s=0.0)
+    found = measure({"slow": lambda: time.sleep(0.006)}, rounds=50, max_s=0.0)
     assert found["slow"].rounds == 3
 
 

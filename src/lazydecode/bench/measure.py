@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-_MIN_SAMPLE_S: Final = 0.002
+_MIN_SAMPLE_S: Final = 0.005
 """Shorter calls are repeated within a sample until they take so long."""
 
 
@@ -82,10 +82,14 @@ def percentile(values: Sequence[float], fraction: float) -> float:
 
 def _calls_per_sample(run: Callable[[], object]) -> int:
     run()
+    taken = min(_wall_s(run), _wall_s(run))  # One may have been interrupted.
+    return max(1, min(2000, int(_MIN_SAMPLE_S / max(taken, 1e-7))))
+
+
+def _wall_s(run: Callable[[], object]) -> float:
     start = time.perf_counter()
     run()
-    taken = time.perf_counter() - start
-    return max(1, min(2000, int(_MIN_SAMPLE_S / max(taken, 1e-7))))
+    return time.perf_counter() - start
 
 
 def _timing(walls: Sequence[float], cpus: Sequence[float], calls: int) -> Timing:
