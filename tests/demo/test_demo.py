@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,9 @@ from typing import Any
 import av
 import pytest
 import soundfile as sf
-from click.testing import CliRunner
 from PIL import Image
 
-from lazydecode.demo.command import MODELS, demo
+from lazydecode.demo.command import MODELS
 from lazydecode.demo.media import RATE_HZ, write_media
 from lazydecode.demo.origin import serve_folder
 from lazydecode.demo.rounds import Item, Result, faults, plan_items
@@ -85,16 +83,3 @@ def test_a_server_that_ends_at_once_is_told(tmp_path: Path) -> None:
     finally:
         server.stop()
     assert "--no-such-flag" in (tmp_path / "log").read_text()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="process groups")
-def test_demo_ends_well_when_the_second_round_is_all_hits(
-    tmp_path: Path, models_dir: Path, tiny_model: Any
-) -> None:
-    for family in sorted(set(MODELS.values())):
-        tiny_model(family)
-    (tmp_path / "models").symlink_to(models_dir)
-    outcome = CliRunner().invoke(demo, ["--folder", str(tmp_path), "--max-tokens", "2"])
-    assert outcome.exit_code == 0, outcome.output
-    assert "10 in round 1, 0 in round 2" in outcome.output

@@ -104,6 +104,18 @@ def test_answers_are_deterministic_and_depend_on_the_media(
     assert answers[0] != answers[1]
 
 
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+def test_every_family_loads_back_with_its_own_classes(
+    name: str, tiny_model: Callable[..., Path]
+) -> None:
+    from transformers import AutoConfig, AutoProcessor
+
+    family = get_family(name)
+    folder = tiny_model(name, weights=False)
+    assert type(AutoProcessor.from_pretrained(folder)).__name__ == family.processor
+    assert AutoConfig.from_pretrained(folder).model_type == family.model_type
+
+
 def test_modalities_follow_the_parts() -> None:
     assert FAMILIES["qwen2_vl"].modalities == ("image", "video")
     assert FAMILIES["qwen2_audio"].modalities == ("audio",)

@@ -66,6 +66,12 @@ class DemoServer:
             time.sleep(0.05)
         raise DemoError(f"the server did not answer within {START_S:.0f} s")
 
+    @property
+    def url(self) -> str:
+        """Where it answers."""
+        assert self._address is not None
+        return "http://{}:{}".format(*self._address)
+
     def get(self, path: str) -> str:
         """Return the text of a GET."""
         return self._exchange("GET", path, None).decode()
