@@ -42,3 +42,8 @@ serve: $(STAMP) ## Serve MODEL=path-or-hub-id
 
 bench: $(STAMP) ## Measure the short form (under 5 minutes) and write the page on performance
 	$(BIN)/python benchmarks/run_short.py
+
+docs: $(STAMP) ## Write the reference pages from the code and build the site into site/
+	$(BIN)/python docs/generate.py
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/mkdocs build --quiet
