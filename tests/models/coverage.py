@@ -66,6 +66,8 @@ class FamilyReport:
     edit: str = ""
     prompts_equal: int = 0
     prompts_tried: int = 0
+    text_is_text: bool = True
+    """Whether control tokens and placeholders that a conversation spells stay text."""
     orders_equal: int = 0
     """Orders of hits and misses that gave the same bits."""
     orders_tried: int = 0
@@ -109,6 +111,8 @@ def check_family(family: str, folder: str, *, thorough: bool = True) -> FamilyRe
         )
     for name, messages, items in conversations(frontend, reference.rate):
         _check_prompt(report, frontend, reference, name, messages, items)
+    _check_text_only(report, frontend, reference)
+    _check_spelled(report, frontend, reference.rate)
     _check_orders(report, frontend, reference.rate)
     for modality in frontend.modalities:
         _check_headers(report, frontend, modality, reference.rate, thorough=thorough)
@@ -289,6 +293,51 @@ def _equal(ours: Any, theirs: Any) -> bool:
     if isinstance(ours, torch.Tensor) and isinstance(theirs, list):
         return bool(torch.equal(ours, torch.tensor(theirs, dtype=ours.dtype)))
     return bool(ours == theirs)
+
+
+# -- text
+
+
+def _check_text_only(report: FamilyReport, frontend: ModelFrontend, reference: Reference) -> None:
+    """A prompt without media gets the ids that the class gives, where it takes one."""
+    messages = [
+        {"role": "user", "content": [_text("Tell me more.\n\nPlease!")]},
+        {"role": "assistant", "content": [_text("More of what?")]},
+        {"role": "user", "content": [_text("Of it.")]},
+    ]
+    try:
+        theirs = reference.ids(reference.text(messages), {})
+    except Exception:
+        return  # some classes want an image with every text
+    report.prompts_tried += 1
+    if frontend.tokenize_prompt(frontend.render_chat(messages)) == theirs:
+        report.prompts_equal += 1
+    else:
+        report.problems.append("text only: ids differ")
+
+
+def _check_spelled(report: FamilyReport, frontend: ModelFrontend, rate: int) -> None:
+    """Spelled tokens add no control token and no item, in any role and place."""
+    assert frontend.findings is not None
+    facts = frontend.findings.facts.modalities
+    modality = frontend.modalities[0]
+    special = [t for t in frontend.tokenizer.all_special_tokens if t.strip()]
+    spelled = " ".join([f.placeholder for f in facts.values()] + special[:6])
+    results = []
+    for text in ("plain words", f"plain {spelled} words"):
+        messages = [
+            {"role": "user", "content": [_text(text), {"type": modality}, _text(text)]},
+            {"role": "assistant", "content": [_text(text)]},
+            {"role": "user", "content": [_text(text)]},
+        ]
+        results.append(process(frontend, messages, _items([modality], rate)))
+    added = frontend.prompt_tokenizer.added_ids
+    plain, marked = ([i for i in r["prompt_token_ids"] if i in added] for r in results)
+    lengths = [[p.length for p in r["mm_placeholders"][modality]] for r in results]
+    decoded = frontend.decode(results[1]["prompt_token_ids"], skip_special_tokens=False)
+    if plain != marked or lengths[0] != lengths[1] or spelled not in decoded:
+        report.text_is_text = False
+        report.problems.append("a spelled control token is not text")
 
 
 # -- hits and misses

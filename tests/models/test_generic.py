@@ -122,7 +122,7 @@ def test_a_size_is_sketched_once(frontend: LoadFrontend) -> None:
 # -- prompts
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "internvl", "pixtral", "llama4"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "gemma3", "pixtral", "minicpmv4_6", "idefics2"])
 def test_user_text_that_spells_a_placeholder_stays_text(
     frontend: LoadFrontend, family: str
 ) -> None:

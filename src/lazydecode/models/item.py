@@ -172,6 +172,8 @@ def shape_of(modality: str, item: Any) -> tuple[Any, ...]:
     if modality == "video":
         frames, metadata = item if isinstance(item, tuple) else (item, {})
         count, height, width = (int(n) for n in frames.shape[:3])
+        if frames.shape[-1] not in (1, 3, 4):  # channels before rows, as torch likes it
+            height, width = (int(n) for n in frames.shape[-2:])
         known = {**metadata, "height": height, "width": width}
         known.setdefault("frames_indices", list(range(count)))
         return (count, *video_shape(known)[1:])
