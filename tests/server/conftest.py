@@ -60,6 +60,7 @@ named_hosts_server = _render_only(
 )
 stub_resolver_server = _render_only("qwen2_5_vl", media_connector="stub-resolver")
 two_images_server = _render_only("qwen2_5_vl", limit_mm_per_prompt={"image": 2})
+small_memory_server = _render_only("qwen2_5_vl", max_encoded_mb=2.0, max_budget_wait=60.0)
 deadline_server = _render_only("qwen2_5_vl", max_render_time=1.0, image_fetch_timeout=30.0)
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.builders import make_jpeg, make_png, make_wav
 from tests.builders_video import make_mp4
 from tests.origin import Origin
+from tests.server.cases import as_data_url
 from tests.server.harness import Server, data_url, image, request, text, video
 
 
@@ -72,6 +73,14 @@ def test_input_audio_is_answered(audio_server: Server) -> None:
         assert answer.usage is not None
         assert answer.usage.completion_tokens > 0
     assert audio_server.decodes("audio") == before + 1
+
+
+def test_a_sound_of_one_sample_is_refused_with_a_reason(audio_server: Server) -> None:
+    part = {"type": "audio_url", "audio_url": {"url": as_data_url("k2_one_sample.wav")}}
+    with pytest.raises(openai.BadRequestError, match="too short"):
+        audio_server.openai().chat.completions.create(
+            model="tiny-audio", messages=request(part, text())["messages"]
+        )
 
 
 def test_a_stream_joins_to_the_whole_answer(chat_server: Server) -> None:

@@ -157,13 +157,15 @@ class MultiModalRunner:
             return None
         info = processor.info
         algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
-        return MultiModalInput(
+        prompt = MultiModalInput(
             type="multimodal",
             prompt_token_ids=rendering.token_ids,
             mm_kwargs={},
             mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
             mm_placeholders=rendering.placeholders,
         )
+        _check_placeholders(prompt)
+        return prompt
 
     async def drain(self) -> None:
         """Return when nothing runs any more of requests that were given up."""
@@ -327,11 +329,26 @@ class MultiModalRunner:
         if cancellation.is_set:
             return
         with nullcontext() if inputs.cache is None else inputs.cache.transaction():
-            deliver(process())
+            prompt = process()
+            _check_placeholders(prompt)
+            deliver(prompt)
 
     @staticmethod
     async def _on(executor: Executor, function: Callable[[], _T]) -> _T:
         return await asyncio.get_running_loop().run_in_executor(executor, function)
+
+
+def _check_placeholders(prompt: MultiModalInput) -> None:
+    """Refuse items of which the model sees nothing: it cannot run with tensors for no token."""
+    for modality, places in prompt["mm_placeholders"].items():
+        for index, place in enumerate(places):
+            if place.num_embeds == 0:
+                raise InvalidRequestError(
+                    f"the {modality} at index {index} is too short or too small: "
+                    "the model makes no tokens of it",
+                    modality=modality,
+                    index=index,
+                )
 
 
 @contextmanager
