@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from lazydecode.cache import MultiModalReceiverCache
 from lazydecode.config import Settings
 from lazydecode.engine.factory import create_engine
 from lazydecode.engine.generation import Generation, PlacedItem
+from lazydecode.engine.loading import load_model
 from lazydecode.engine.model_inputs import joins_across_requests
 from lazydecode.engine.protocol import EngineRequest, SamplingParams
 from lazydecode.engine.receiver import Receiver
+from lazydecode.engine.token_types import TokenTypes
 from lazydecode.engine.transformers import TransformersRunner
 from lazydecode.errors import EngineError
 from lazydecode.inputs import (
@@ -78,12 +79,13 @@ class Model:
     def __init__(self, path: Path) -> None:
         self.frontend: ModelFrontend = load_model_frontend(str(path), Settings())
         self.runner = TransformersRunner(
-            model=str(path), dtype="float32", pixel_plan=self.frontend.pixel_plan
+            model=str(path),
+            dtype="float32",
+            pixel_plan=self.frontend.pixel_plan,
+            token_types=TokenTypes.of_processor(self.frontend.processor),
         )
         self.reference = Reference(str(path))
-        self.library = transformers.AutoModelForMultimodalLM.from_pretrained(
-            path, dtype=torch.float32
-        ).eval()
+        self.library = load_model(str(path), device="cpu", dtype="float32", trust_remote_code=False)
 
     def expected(self, case: Case, num_tokens: int = 12) -> list[int]:
         """What the library generates from its own processor's output."""
@@ -219,6 +221,26 @@ def test_a_resumed_request_continues_the_same_answer(qwen: Model) -> None:
     assert resumed.output_token_ids == whole.output_token_ids
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma3",  # token_type_ids
+        "ernie4_5_vl_moe",  # two kinds of token types, one with borders
+        "janus",  # a `generate` that drops logits processors
+        "qwen3_omni_moe",  # a model within a model
+    ],
+)
+def test_families_with_ways_of_their_own(tiny_model: Callable[..., Path], family: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library's, while it loads
+        model = Model(tiny_model(family))
+        for case in (Case("what is it", {"image": [picture(84, 56)]}), Case("only words", {})):
+            generation = model.generation(case)
+            model.run([[generation]])
+            assert generation.output_token_ids == model.expected(case), case.text
+
+
 # -- sampling
 
 
@@ -344,6 +366,22 @@ def test_only_items_that_join_row_by_row_share_a_batch(qwen: Model) -> None:
     assert not joins_across_requests(with_fields(SharedField()))
     alone = with_fields(FlatField(dim=1))
     assert [len(g) for g in qwen.runner.group([with_fields(), alone, with_fields()])] == [1, 2]
+
+
+def test_modalities_are_kept_apart_once_the_model_could_not_mix_them(qwen: Model) -> None:
+    cases = CASES["qwen2_5_vl"]()
+    image, video, text = (qwen.generation(cases[n]) for n in (0, 2, 4))
+    assert len(qwen.runner.group([image, video, text])) == 1
+    broken = qwen.generation(cases[0])
+    grid = broken.items[0].tensors["image_grid_thw"]
+    wrong = {**broken.items[0].tensors, "image_grid_thw": replace(grid, data=grid.data * 2)}  # type: ignore[operator]
+    broken.items = (replace(broken.items[0], tensors=MultiModalKwargsItem(wrong)),)
+    try:
+        with pytest.raises((RuntimeError, ValueError, IndexError)):
+            next(iter(qwen.runner.generate([broken, video])))
+        assert len(qwen.runner.group([image, video, text])) == 3
+    finally:
+        qwen.runner._mixes = True
 
 
 def test_prompts_of_very_different_lengths_do_not_pad_each_other(qwen: Model) -> None:

@@ -14,15 +14,16 @@ import socket
 import struct
 import threading
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
-import torch
 
 from lazydecode.engine.arena import ArenaView, SharedArena
 from lazydecode.engine.messages import Message
-from lazydecode.engine.wire import DTYPES, dtype_name, tensor_bytes, tensor_from_buffer
+
+if TYPE_CHECKING:
+    import torch
 
 _HEAD: Final = struct.Struct("<II")  # bytes of the message, number of buffers
 _TENSOR_CODE: Final = 1
@@ -67,15 +68,7 @@ class Channel:
         buffers: list[memoryview] = []
 
         def hook(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                raise TypeError(f"cannot send a {type(value).__name__} to the engine")
-            raw = tensor_bytes(value)
-            code, place = _SHARED_CODE, self._share(raw)
-            if place is None:
-                code, place = _TENSOR_CODE, len(buffers)
-                buffers.append(raw)
-            described = [dtype_name(value.dtype), list(value.shape), place]
-            return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(described))
+            return self._pack_tensor(value, buffers)
 
         body = msgspec.msgpack.encode(message, enc_hook=hook)
         sizes = struct.pack(f"<{len(buffers)}Q", *(len(buffer) for buffer in buffers))
@@ -97,15 +90,38 @@ class Channel:
         body = self._read(num_body)
         buffers = [self._read(size) for size in sizes]
 
-        def hook(code: int, data: memoryview) -> torch.Tensor:
-            dtype, shape, place = msgspec.msgpack.decode(data)
-            if code == _TENSOR_CODE:
-                return tensor_from_buffer(dtype, shape, buffers[place])
-            assert self._view is not None
-            size = math.prod(shape) * DTYPES[dtype].itemsize
-            return tensor_from_buffer(dtype, shape, self._view.view(place, size))
+        def hook(code: int, data: memoryview) -> Any:
+            return self._unpack_tensor(code, data, buffers)
 
         return msgspec.msgpack.decode(body, type=Message, ext_hook=hook)
+
+    def _pack_tensor(self, value: Any, buffers: list[memoryview]) -> msgspec.msgpack.Ext:
+        # Here, because connecting to an engine takes no torch; its import takes seconds.
+        import torch
+
+        from lazydecode.engine.wire import dtype_name, tensor_bytes
+
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"cannot send a {type(value).__name__} to the engine")
+        raw = tensor_bytes(value)
+        code, place = _SHARED_CODE, self._share(raw)
+        if place is None:
+            code, place = _TENSOR_CODE, len(buffers)
+            buffers.append(raw)
+        described = [dtype_name(value.dtype), list(value.shape), place]
+        return msgspec.msgpack.Ext(code, msgspec.msgpack.encode(described))
+
+    def _unpack_tensor(
+        self, code: int, data: memoryview, buffers: list[memoryview]
+    ) -> torch.Tensor:
+        from lazydecode.engine.wire import DTYPES, tensor_from_buffer
+
+        dtype, shape, place = msgspec.msgpack.decode(data)
+        if code == _TENSOR_CODE:
+            return tensor_from_buffer(dtype, shape, buffers[place])
+        assert self._view is not None
+        size = math.prod(shape) * DTYPES[dtype].itemsize
+        return tensor_from_buffer(dtype, shape, self._view.view(place, size))
 
     def _share(self, raw: memoryview) -> int | None:
         if self._arena is None or len(raw) < SHARED_BYTES:

@@ -10,6 +10,7 @@ from lazydecode.engine.client import EngineClient
 from lazydecode.engine.null import NullEngine
 from lazydecode.engine.process import EngineConfig
 from lazydecode.engine.protocol import Engine, EngineInfo
+from lazydecode.engine.token_types import TokenTypes
 from lazydecode.models.pixels import PixelPlan
 
 GIB: Final = 1024**3
@@ -21,13 +22,20 @@ TRANSFORMERS_RUNNER: Final = "lazydecode.engine.transformers:TransformersRunner"
 """Named by text: the front end needs no model code."""
 
 
-def create_engine(model: str, settings: Settings, *, pixel_plan: PixelPlan | None = None) -> Engine:
+def create_engine(
+    model: str,
+    settings: Settings,
+    *,
+    pixel_plan: PixelPlan | None = None,
+    token_types: TokenTypes | None = None,
+) -> Engine:
     """Return the engine for `settings`, not started yet.
 
     Args:
         model: A local folder or a hub id.
         settings: Which engine, on which device, with how much cache.
         pixel_plan: How the model's uint8 patches are finished, if the front end sends such.
+        token_types: `TokenTypes.of_processor` of the model's processor.
     """
     if settings.engine == "none":
         return NullEngine(EngineInfo(model=model, max_model_len=settings.max_model_len))
@@ -42,6 +50,7 @@ def create_engine(model: str, settings: Settings, *, pixel_plan: PixelPlan | Non
                 "trust_remote_code": settings.trust_remote_code,
                 "max_model_len": settings.max_model_len,
                 "pixel_plan": pixel_plan,
+                "token_types": token_types,
                 "batching": settings.max_batch_size > 1,
             },
             cache_bytes=cache_bytes,

@@ -39,6 +39,10 @@ def load_model(model: str, *, device: str, dtype: str, trust_remote_code: bool) 
     loaded = model_class.from_pretrained(
         model, config=config, dtype=_dtype(dtype), trust_remote_code=trust_remote_code
     )
+    if hasattr(loaded, "thinker"):
+        # Omni models: the part that reads and writes text. The rest speaks, which we do not serve.
+        loaded.thinker.generation_config = loaded.generation_config
+        loaded = loaded.thinker
     if not hasattr(loaded, "generate"):
         raise EngineError(f"{type(loaded).__name__} cannot generate text")
     return loaded.to(_device(device)).eval()
@@ -55,6 +59,8 @@ def describe_model(name: str, model: Any, max_model_len: int | None) -> EngineIn
         raise EngineError(f"max_model_len is {max_model_len}, but the model has {limit} positions")
     generation = model.generation_config
     eos = generation.eos_token_id
+    if eos is None:
+        eos = getattr(model.config.get_text_config(), "eos_token_id", None)
     eos_ids = () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,)
     return EngineInfo(
         model=name,

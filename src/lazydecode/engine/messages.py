@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from lazydecode import errors
 from lazydecode.engine.protocol import EngineInfo, EngineOutput, EngineRequest, SamplingParams
@@ -61,7 +60,8 @@ class RangeForm(msgspec.Struct, frozen=True, array_like=True):
 
     offset: int
     length: int
-    is_embed: Any = None
+    is_embed: bytes | None = None
+    """One byte per position."""
 
 
 class Submit(_Form, frozen=True):
@@ -275,11 +275,10 @@ def _field_of_form(kind: str, option: int, keep_on_cpu: bool) -> ItemField:
 
 
 def _form_of_range(place: PlaceholderRange) -> RangeForm:
-    # A copy: torch warns of arrays that are not writable.
-    mask = None if place.is_embed is None else torch.from_numpy(np.array(place.is_embed))
+    mask = None if place.is_embed is None else place.is_embed.tobytes()
     return RangeForm(place.offset, place.length, mask)
 
 
 def _range_of_form(form: RangeForm) -> PlaceholderRange:
-    mask = None if form.is_embed is None else form.is_embed.numpy()
+    mask = None if form.is_embed is None else np.frombuffer(form.is_embed, np.bool_)
     return PlaceholderRange(form.offset, form.length, mask)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from lazydecode.engine import token_types
 from lazydecode.engine.generation import Generation, PlacedItem
+from lazydecode.engine.token_types import TokenTypes
 from lazydecode.inputs import (
     FlatField,
     MultiModalFieldElem,
@@ -21,18 +23,12 @@ from lazydecode.inputs import (
 from lazydecode.models.joining import join_items
 from lazydecode.models.pixels import PixelPlan, finish_pixels
 
-_TYPE_OF_MODALITY: Final = {"image": 1, "video": 2, "audio": 3}
-"""What Transformers' `create_mm_token_type_ids` marks each modality's positions with."""
-_TYPE_NAMES: Final = ("mm_token_type_ids", "token_type_ids", "moe_mm_token_type_ids")
-_PREFIX_TYPES: Final = frozenset({"paligemma"})
-"""Models whose `token_type_ids` tell prompt (0) from answer (1) and know no modalities."""
-
 
 @dataclass(frozen=True, slots=True)
 class InputBuilder:
     """Builds the inputs of a batch, as the model's own processor would have.
 
-    Prompts are padded on the left. Token types follow from the placeholder ranges.
+    Prompts are padded on the left.
     """
 
     parameters: frozenset[str]
@@ -41,11 +37,17 @@ class InputBuilder:
     pad_token_id: int
     dtype: torch.dtype
     device: torch.device
+    token_types: TokenTypes = field(default_factory=TokenTypes)
     pixel_plan: PixelPlan | None = None
 
     @classmethod
     def for_model(
-        cls, model: Any, *, pad_token_id: int, pixel_plan: PixelPlan | None = None
+        cls,
+        model: Any,
+        *,
+        pad_token_id: int,
+        token_types: TokenTypes | None = None,
+        pixel_plan: PixelPlan | None = None,
     ) -> InputBuilder:
         """Return the builder for a loaded Transformers model."""
         return cls(
@@ -54,6 +56,7 @@ class InputBuilder:
             pad_token_id=pad_token_id,
             dtype=model.dtype,
             device=model.device,
+            token_types=token_types or TokenTypes(),
             pixel_plan=pixel_plan,
         )
 
@@ -63,18 +66,16 @@ class InputBuilder:
         shape = (len(batch), length)
         input_ids = torch.full(shape, self.pad_token_id, dtype=torch.long)
         mask = torch.zeros(shape, dtype=torch.long)
-        types = torch.zeros(shape, dtype=torch.long)
+        names = [name for name in token_types.NAMES if name in self.parameters]
+        numbers = {name: torch.zeros(shape, dtype=torch.long) for name in names}
         for row, generation in enumerate(batch):
             start = length - len(generation.token_ids)
             input_ids[row, start:] = torch.tensor(generation.token_ids)
             mask[row, start:] = 1
-            for item in generation.items:
-                _mark(types[row, start:], item)
-        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask}
-        for name in _TYPE_NAMES:
-            if name in self.parameters:
-                is_prefix = name == "token_type_ids" and self.model_type in _PREFIX_TYPES
-                inputs[name] = torch.zeros_like(types) if is_prefix else types
+            for name in names:
+                row_numbers = self.token_types.number(name, self.model_type, generation)
+                numbers[name][row, start:] = torch.from_numpy(row_numbers)
+        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, **numbers}
         inputs |= self._join([item for generation in batch for item in generation.items])
         return {name: self._place(value) for name, value in inputs.items()}
 
@@ -133,13 +134,3 @@ def _cast_nested(value: NestedTensors, dtype: torch.dtype) -> NestedTensors:
     if isinstance(value, list):
         return [_cast_nested(part, dtype) for part in value]
     return value
-
-
-def _mark(types: torch.Tensor, item: PlacedItem) -> None:
-    place = item.place
-    span = types[place.offset : place.offset + place.length]
-    kind = _TYPE_OF_MODALITY.get(item.modality, 0)
-    if place.is_embed is None:
-        span[:] = kind
-    else:
-        span[torch.from_numpy(place.is_embed)] = kind

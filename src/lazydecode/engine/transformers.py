@@ -16,12 +16,13 @@ from typing import Any
 import torch
 import transformers
 
-from lazydecode.engine.batching import batch_equals_single
 from lazydecode.engine.generation import Generation
 from lazydecode.engine.loading import describe_model, load_model
 from lazydecode.engine.model_inputs import InputBuilder, joins_across_requests
+from lazydecode.engine.probing import batch_equals_single, working_generate
 from lazydecode.engine.protocol import EngineInfo
 from lazydecode.engine.sampling import TokenChooser
+from lazydecode.engine.token_types import TokenTypes
 from lazydecode.engine.turns import Stepper
 from lazydecode.models.pixels import PixelPlan
 
@@ -34,6 +35,7 @@ class TransformersRunner:
     Args:
         model: A local folder or a hub id.
         pixel_plan: How uint8 patches become the floats of the model's processor.
+        token_types: Which positions the model's processor marks.
         batching: Whether requests may share a batch; it is checked on the model as well.
         max_model_len: Longest prompt plus output; None is what the model has positions for.
     """
@@ -47,6 +49,7 @@ class TransformersRunner:
         trust_remote_code: bool = False,
         max_model_len: int | None = None,
         pixel_plan: PixelPlan | None = None,
+        token_types: TokenTypes | None = None,
         batching: bool = True,
     ) -> None:
         self._model = load_model(
@@ -55,11 +58,17 @@ class TransformersRunner:
         self._info = describe_model(model, self._model, max_model_len)
         pad_token_id = _neutralize(self._model.generation_config, self._info.eos_token_ids)
         self._inputs = InputBuilder.for_model(
-            self._model, pad_token_id=pad_token_id, pixel_plan=pixel_plan
+            self._model,
+            pad_token_id=pad_token_id,
+            token_types=token_types,
+            pixel_plan=pixel_plan,
         )
         self._state = _ModuleState(self._model)
         self._batch_numbers = itertools.count()
-        self._batches = batching and batch_equals_single(self._model, pad_token_id)
+        self._generate = working_generate(self._model, pad_token_id)
+        self._batches = batching and batch_equals_single(self._model, self._generate, pad_token_id)
+        # Some models count images and videos by the same token over the whole batch.
+        self._mixes = True
         if batching and not self._batches:
             logger.warning("this model does not give the same scores in a batch; not batching")
 
@@ -70,18 +79,15 @@ class TransformersRunner:
 
     def group(self, waiting: Sequence[Generation]) -> list[list[Generation]]:
         """Put requests of similar length together, if model and items allow it."""
-        groups: list[list[Generation]] = []
-        shared: list[Generation] = []
-        for generation in sorted(waiting, key=lambda generation: len(generation.token_ids)):
+        alone: list[list[Generation]] = []
+        kinds: dict[frozenset[str], list[Generation]] = {}
+        for generation in waiting:
             if not (self._batches and joins_across_requests(generation)):
-                groups.append([generation])
-            elif shared and len(generation.token_ids) > 2 * len(shared[0].token_ids) + 256:
-                # Padding would cost more than the batch gains.
-                groups.append(shared)
-                shared = [generation]
-            else:
-                shared.append(generation)
-        return [*groups, shared] if shared else groups
+                alone.append([generation])
+                continue
+            kind = frozenset() if self._mixes else _modalities(generation)
+            kinds.setdefault(kind, []).append(generation)
+        return alone + [group for kind in kinds.values() for group in _of_similar_length(kind)]
 
     def generate(self, batch: Sequence[Generation]) -> Iterator[None]:
         """Run one batch; each `next` emits one token to every generation that is not done."""
@@ -95,6 +101,11 @@ class TransformersRunner:
                     next(stepper)
                 except StopIteration:
                     return
+                except Exception:
+                    if self._mixes and len({_modalities(generation) for generation in batch}) > 1:
+                        logger.info("going on without batches of different modalities")
+                        self._mixes = False
+                    raise
                 state = self._state.save()
                 yield
         finally:
@@ -113,7 +124,7 @@ class TransformersRunner:
         inputs = self._inputs.build(batch)
         steps = _Steps(batch, pause, pad_token_id=self._inputs.pad_token_id)
         longest = max(generation.max_tokens - generation.num_output_tokens for generation in batch)
-        self._model.generate(
+        self._generate(
             **inputs,
             generation_config=transformers.GenerationConfig(max_new_tokens=longest),
             logits_processor=transformers.LogitsProcessorList([steps.choose]),
@@ -155,6 +166,21 @@ class _Steps:
         # After the pause, in which requests may have been aborted.
         done = [generation.is_done for generation in self._batch]
         return torch.tensor(done, device=input_ids.device)
+
+
+def _modalities(generation: Generation) -> frozenset[str]:
+    return frozenset(item.modality for item in generation.items)
+
+
+def _of_similar_length(generations: Sequence[Generation]) -> list[list[Generation]]:
+    """Split where padding would cost more than the batch gains."""
+    groups: list[list[Generation]] = []
+    for generation in sorted(generations, key=lambda generation: len(generation.token_ids)):
+        if groups and len(generation.token_ids) <= 2 * len(groups[-1][0].token_ids) + 256:
+            groups[-1].append(generation)
+        else:
+            groups.append([generation])
+    return groups
 
 
 _State = list[tuple[Any, Any]]

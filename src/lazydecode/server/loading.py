@@ -10,6 +10,7 @@ import torch
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.config import Settings
 from lazydecode.engine.factory import create_engine
+from lazydecode.engine.token_types import TokenTypes
 from lazydecode.engine.wire import DTYPES
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
@@ -62,7 +63,12 @@ def build_context(frontend: ModelFrontend, settings: Settings) -> ServerContext:
         settings=settings,
         frontend=frontend,
         renderer=renderer,
-        engine=create_engine(frontend.model_id, settings, pixel_plan=frontend.pixel_plan),
+        engine=create_engine(
+            frontend.model_id,
+            settings,
+            pixel_plan=frontend.pixel_plan,
+            token_types=TokenTypes.of_processor(frontend.processor),
+        ),
         generates=generates,
         model_names=settings.served_model_name or (frontend.model_id,),
         metrics=Metrics(),

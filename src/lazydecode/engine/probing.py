@@ -1,7 +1,9 @@
-"""Whether a model may be given several requests at once: found out on the model itself."""
+"""How a model may be called: found out on the model itself, with prompts of a few tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -12,9 +14,38 @@ _NUM_STEPS: Final = 3
 _TOLERANCE: Final = {torch.float32: 1e-3, torch.float64: 1e-6}
 _HALF_TOLERANCE: Final = 6e-2
 """Of the largest score: rounding in half precision, not another position or mask."""
+_CANNOT: Final = (RuntimeError, ValueError, TypeError, IndexError, AttributeError)
+"""What a forward without media, or with padding, raises if it cannot do that."""
 
 
-def batch_equals_single(model: Any, pad_token_id: int) -> bool:
+def working_generate(model: Any, pad_token_id: int) -> Callable[..., Any]:
+    """Return the `generate` that lets us choose the tokens: the model's own, if it does.
+
+    A class may replace `generate` by one that does not pass logits processors on.
+    """
+    calls = 0
+
+    def count(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return scores
+
+    ids = torch.tensor([_prompt(model, 2, pad_token_id)], device=model.device)
+    try:
+        model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=transformers.GenerationConfig(max_new_tokens=1),
+            logits_processor=transformers.LogitsProcessorList([count]),
+        )
+    except _CANNOT:
+        return model.generate  # type: ignore[no-any-return]  # it may need media; let it try
+    if calls:
+        return model.generate  # type: ignore[no-any-return]
+    return partial(transformers.GenerationMixin.generate, model)
+
+
+def batch_equals_single(model: Any, generate: Callable[..., Any], pad_token_id: int) -> bool:
     """Run two prompts of unequal length together and alone, and compare their scores.
 
     A model whose positions, masks or states do not know padding differs by far more than
@@ -30,20 +61,22 @@ def batch_equals_single(model: Any, pad_token_id: int) -> bool:
         together[row, width - len(prompt) :] = torch.tensor(prompt)
         mask[row, width - len(prompt) :] = 1
     try:
-        batched = _scores(model, together, mask)
+        batched = _scores(model, generate, together, mask)
         for row, prompt in enumerate(prompts):
             ids = torch.tensor([prompt])
-            alone = _scores(model, ids, torch.ones_like(ids))
+            alone = _scores(model, generate, ids, torch.ones_like(ids))
             allowed = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE) * float(alone.abs().max())
             if not float((batched[:, row] - alone[:, 0]).abs().max()) <= allowed:
                 return False
-    except (RuntimeError, ValueError, TypeError, IndexError):
+    except _CANNOT:
         # Whatever a forward without media or with padding cannot do, it shall not be asked to.
         return False
     return True
 
 
-def _scores(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _scores(
+    model: Any, generate: Callable[..., Any], input_ids: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
     """Return the scores of some steps, shape (step, row, vocabulary); the tokens are given."""
     steps: list[torch.Tensor] = []
 
@@ -53,7 +86,7 @@ def _scores(model: Any, input_ids: torch.Tensor, mask: torch.Tensor) -> torch.Te
         forced[:, 5 + len(steps)] = 0.0
         return forced
 
-    model.generate(
+    generate(
         input_ids=input_ids.to(model.device),
         attention_mask=mask.to(model.device),
         generation_config=transformers.GenerationConfig(max_new_tokens=_NUM_STEPS),
