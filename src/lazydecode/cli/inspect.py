@@ -96,9 +96,11 @@ def _inspect(source: str, settings: Settings, modality: str | None, decode: bool
     if path.is_dir():
         if not (path / "config.json").exists():
             raise IsADirectoryError(0, "a folder without config.json is neither media nor a model")
-        from lazydecode.cli.inspect_model import inspect_model
+        with Console(stderr=True).status(f"Loading {escape(source)} and probing its processor"):
+            # Of the extra `processing`.
+            from lazydecode.cli.inspect_model import inspect_model
 
-        return {"source": source, **inspect_model(source, settings)}
+            return {"source": source, **inspect_model(source, settings)}
     decoders = _decoders(settings)
     load = _loader(source, settings)
     kinds = [modality] if modality else list(_MODALITIES)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
+from rich.markup import escape
 
 from lazydecode.cli.settings_options import settings_from_flags, settings_options
 from lazydecode.config import Settings
@@ -59,10 +61,11 @@ def render(
 
 
 async def _render(model: str, settings: Settings, body: bytes, payload: str | None) -> AnswerBody:
-    # Of the extra `serve`, and seconds of imports that `--help` need not wait for.
-    from lazydecode.server.loading import load_context
-    from lazydecode.server.rendering import render_offline
+    with Console(stderr=True).status(f"Loading {escape(model)}"):
+        # Of the extra `serve`, and seconds of imports that `--help` need not wait for.
+        from lazydecode.server.loading import load_context
+        from lazydecode.server.rendering import render_offline
 
-    context = load_context(model, settings)
+        context = load_context(model, settings)
     async with context.running():
         return await render_offline(context, body, payload=payload)
