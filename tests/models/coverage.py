@@ -89,18 +89,18 @@ def check_family(family: str, folder: str, *, thorough: bool = True) -> FamilyRe
     """
     frontend = load_model_frontend(folder, Settings())
     findings = frontend.findings
-    assert findings is not None
     report = FamilyReport(
         family=family,
         processor=type(frontend.processor).__name__,
-        mode=findings.proof.mode,
+        mode=findings.proof.mode if findings else "unproven",
         has_record=has_record(frontend.processor),
         reentrant=frontend.mm_processor is None or frontend.mm_processor.reentrant,
         cacheable=frontend.is_cacheable,
-        edit=_describe_edit(frontend),
+        edit=_describe_edit(frontend) if findings else "",
     )
-    if frontend.mm_processor is None:
-        report.problems.append(findings.proof.difference or "text only")
+    if findings is None or frontend.mm_processor is None:
+        refused = findings.facts.refused.values() if findings else ()
+        report.problems.append("; ".join(refused) or "it has no chat template of its own")
         return report
     reference = Reference(folder)
     for modality in frontend.modalities:

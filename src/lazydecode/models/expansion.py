@@ -91,7 +91,7 @@ class PromptExpander:
             InvalidRequestError: If the text has not one placeholder per item.
         """
         if self.edits_layout:
-            text = self._edit_layout(text, items)
+            text = self.edit_layout(text, items)
         filled = self._fill_slots(text, items)
         parts: list[CollapsedText] = []
         order: list[tuple[str, int, int]] = []  # modality, item, part
@@ -208,7 +208,7 @@ class PromptExpander:
         assert item.replacement is not None
         return self.tokenizer.encode_collapsed(item.replacement, add_special_tokens=False).token_ids
 
-    def _edit_layout(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
+    def edit_layout(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
         """Let the class change the text; it looks at the number of images only."""
         tiny = [Image.new("RGB", (32, 32))] * len(items.get("image", ()))
         prepared = self.processor.prepare_inputs_layout(images=tiny or None, text=[text])

@@ -37,14 +37,27 @@ class PromptEdit:
 
 
 @dataclass(frozen=True, slots=True)
+class TextRule:
+    """What a class does to a prompt without media."""
+
+    add_special_tokens: bool = True
+    """Whether its tokenizer adds what goes around a text that does not begin with it."""
+    edits_layout: bool = False
+    """Whether the class changes the text first."""
+    has_edit: bool = False
+    """Whether it puts the same ids around it as around a prompt with media."""
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """What was compared when the family was loaded, and how it came out."""
 
     mode: PromptMode
     """How prompts get their ids."""
     edit: PromptEdit = PromptEdit()
-    edits_text: bool = False
-    """Whether the class puts them around prompts without media too."""
+    text_rule: TextRule | None = None
+    """What happens to prompts without media; None: the class takes none, or does more than we
+    know."""
     difference: str = ""
     """Where the class's own ids differ from the plain expansion; empty if nowhere."""
     headers: Mapping[str, Way] = field(default_factory=dict)
@@ -181,10 +194,8 @@ class Family:
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a prompt without media; marked tokens are codes in it."""
-        ids = self.tokenizer.encode(text, add_special_tokens=self._adds_special(text))
-        if self.proof.edits_text:
-            return [*self.proof.edit.prefix, *ids, *self.proof.edit.suffix]
-        return ids
+        rule = self.proof.text_rule or TextRule(self._special_default)
+        return text_only_ids(self.expander, text, rule, self.proof.edit, self.call.bos_token)
 
     def build_prompt(
         self,
@@ -238,6 +249,17 @@ class Family:
         }
         meta = any(ways.get(m) == "meta" and group for m, group in items.items())
         return Media.of(media), self._substitutes if meta else None
+
+
+def text_only_ids(
+    expander: PromptExpander, text: str, rule: TextRule, edit: PromptEdit, bos: str | None
+) -> list[int]:
+    """Return the ids of a prompt without media, by a rule."""
+    special = rule.add_special_tokens and not (bos is not None and text.startswith(bos))
+    if rule.edits_layout:
+        text = expander.edit_layout(text, {})
+    ids = expander.tokenizer.encode(text, add_special_tokens=special)
+    return [*edit.prefix, *ids, *edit.suffix] if rule.has_edit else ids
 
 
 def small_fields(item: MultiModalKwargsItem) -> MultiModalKwargsItem:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.models.expansion import ItemText, PromptExpander
-from lazydecode.models.family import PromptEdit, Proof, describe_difference
+from lazydecode.models.family import (
+    PromptEdit,
+    Proof,
+    TextRule,
+    describe_difference,
+    text_only_ids,
+)
 from lazydecode.models.header_only import Way, stand_in, substitutes
 from lazydecode.models.item import ItemProcessor
 from lazydecode.models.probing import FamilyFacts, Probes
@@ -50,29 +57,28 @@ class Prover:
         headers = {m: self._header_way(m) for m in self.facts.modalities}
         reproducible = all(self._is_reproducible(m) for m in self.facts.modalities)
         trials = self._trials()
-        if not trials:
-            why = "the class takes none of the probes"
-            return Proof("unproven", headers=headers, reproducible=reproducible, difference=why)
-        difference = next((d for d in map(self._difference, trials) if d), "")
-        if not difference:
-            return Proof("expand", headers=headers, reproducible=reproducible)
-        edit = self._edit(trials)
-        if edit is not None:
-            return Proof(
-                "expand",
-                edit=edit,
-                edits_text=self._edits_text(edit),
-                difference=difference,
-                headers=headers,
-                reproducible=reproducible,
-            )
-        failure = next((f for f in (self._whole_failure(t, headers) for t in trials) if f), "")
-        return Proof(
-            "unproven" if failure else "whole_request",
-            difference=f"{difference}; {failure}" if failure else difference,
+        proof = self._prompt_proof(trials, headers)
+        return replace(
+            proof,
             headers=headers,
             reproducible=reproducible,
+            text_rule=self._text_rule(proof.edit) if trials else None,
         )
+
+    def _prompt_proof(self, trials: Sequence[_Trial], headers: Mapping[str, Way]) -> Proof:
+        """Return how prompts with media come out right."""
+        if not trials:
+            return Proof("unproven", difference="the class takes none of the probes")
+        difference = next((d for d in map(self._difference, trials) if d), "")
+        if not difference:
+            return Proof("expand")
+        edit = self._edit(trials)
+        if edit is not None:
+            return Proof("expand", edit=edit, difference=difference)
+        failure = next((f for f in (self._whole_failure(t, headers) for t in trials) if f), "")
+        if failure:
+            return Proof("unproven", difference=f"{difference}; {failure}")
+        return Proof("whole_request", difference=difference)
 
     # -- prompts
 
@@ -148,14 +154,22 @@ class Prover:
             found.add((tuple(trial.theirs[:at]), tuple(trial.theirs[at + size :])))
         return PromptEdit(*found.pop()) if len(found) == 1 else None
 
-    def _edits_text(self, edit: PromptEdit) -> bool:
+    def _text_rule(self, edit: PromptEdit) -> TextRule | None:
+        """Return what the class does to a prompt without media."""
         text = self.probes.template.render([{"role": "user", "content": "What is it?"}]).text
         try:
             output = self.items.run_text(text, Media())
         except InvalidRequestError:
-            return False
-        plain = self.call.tokenizer.encode(text, add_special_tokens=output.add_special_tokens)
-        return output.input_ids == [*edit.prefix, *plain, *edit.suffix]
+            return None
+        bos = self.call.bos_token
+        layouts = (False, True) if self.expander.edits_layout else (False,)
+        edits = (False, True) if edit.prefix or edit.suffix else (False,)
+        for special, layout, has_edit in itertools.product((True, False), layouts, edits):
+            rule = TextRule(special, layout, has_edit)
+            if text_only_ids(self.expander, text, rule, edit, bos) == output.input_ids:
+                return rule
+        logger.warning("prompts without media are not what the model's own processor makes")
+        return None
 
     def _whole_failure(self, trial: _Trial, headers: Mapping[str, Way]) -> str:
         """Return why the class over stand-ins does not give its own ids; empty if it does."""
