@@ -307,6 +307,19 @@ async def test_the_cache_is_cleared_in_order(engine: EngineClient) -> None:
         assert [o async for o in engine.stream(one.request_id)][-1].finish_reason == "length"
 
 
+async def test_items_are_dropped_in_order(engine: EngineClient) -> None:
+    engine.clear_cache()
+    for name in ("kept", "dropped"):
+        one = request([5], [item(1)], [name])
+        engine.submit(one)
+        engine.abort(one.request_id)
+    engine.invalidate_cache(["dropped", "unknown"])
+    assert await engine.cache_snapshot_async() == ["kept"]
+    one = request([5], [item(3)], ["dropped"])
+    assert await answer(engine, one) == [8, 9, 10]
+    assert await engine.cache_snapshot_async() == ["kept", "dropped"]
+
+
 async def test_a_cancelled_snapshot_disturbs_nobody(engine: EngineClient) -> None:
     task = asyncio.create_task(engine.cache_snapshot_async())
     await asyncio.sleep(0)

@@ -119,5 +119,6 @@ async def test_the_null_engine_refuses_and_never_dies() -> None:
         engine.stream("a")
     engine.abort("a")
     engine.clear_cache()
+    engine.invalidate_cache(["a"])
     assert await engine.cache_snapshot_async() == []
     await engine.close()

@@ -7,7 +7,7 @@ import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Final
 
@@ -18,6 +18,7 @@ from lazydecode.engine.messages import (
     Abort,
     ClearCache,
     Failed,
+    InvalidateCache,
     Message,
     Outputs,
     Released,
@@ -206,6 +207,12 @@ class EngineClient:
         """Empty the receiver cache, in order with the submits around it. Thread-safe."""
         with self._lock:
             self._outbox.append(ClearCache())
+            self._lock.notify_all()
+
+    def invalidate_cache(self, mm_hashes: Sequence[str]) -> None:
+        """Drop these from the receiver cache, in order with the submits around it. Thread-safe."""
+        with self._lock:
+            self._outbox.append(InvalidateCache(list(mm_hashes)))
             self._lock.notify_all()
 
     # -- the writer thread

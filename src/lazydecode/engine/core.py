@@ -26,6 +26,7 @@ from lazydecode.engine.messages import (
     ClearCache,
     Configure,
     Failed,
+    InvalidateCache,
     Message,
     Outputs,
     Ready,
@@ -144,6 +145,8 @@ class _Core:
                 self._scheduler.abort(request_id)
             case ClearCache():
                 self._receiver.clear()
+            case InvalidateCache(hashes):
+                self._receiver.invalidate(hashes)
             case TakeSnapshot(number):
                 self._channel.send(Snapshot(number, self._receiver.snapshot()))
             case _:

@@ -1,8 +1,9 @@
 """The messages between the front end and its engine process, and their translation.
 
-Front end to engine: `Configure` once, then `Submit`, `Abort`, `ClearCache`, `TakeSnapshot` in
-the order of the sender cache's updates. Engine to front end: `Ready` or `StartFailed` once, then
-`Outputs`, `Failed`, `Released` and `Snapshot`. Closing the connection ends the engine.
+Front end to engine: `Configure` once, then `Submit`, `Abort`, `ClearCache`, `InvalidateCache` and
+`TakeSnapshot`, in the order of the sender cache's updates. Engine to front end: `Ready` or
+`StartFailed` once, then `Outputs`, `Failed`, `Released` and `Snapshot`. Closing the connection
+ends the engine.
 """
 
 from __future__ import annotations
@@ -87,6 +88,12 @@ class ClearCache(_Form, frozen=True):
     """Empty the receiver cache."""
 
 
+class InvalidateCache(_Form, frozen=True):
+    """Drop these from the receiver cache, where they are."""
+
+    hashes: list[str]
+
+
 class TakeSnapshot(_Form, frozen=True):
     """Answer with a `Snapshot` of this number."""
 
@@ -148,6 +155,7 @@ Message = (
     | Submit
     | Abort
     | ClearCache
+    | InvalidateCache
     | TakeSnapshot
     | Ready
     | StartFailed

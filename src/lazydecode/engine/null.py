@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from lazydecode.engine.protocol import EngineInfo, EngineOutput, EngineRequest
 from lazydecode.errors import InvalidRequestError
@@ -58,6 +58,9 @@ class NullEngine:
         return []
 
     def clear_cache(self) -> None:
+        """Nothing to do."""
+
+    def invalidate_cache(self, mm_hashes: Sequence[str]) -> None:
         """Nothing to do."""
 
     def on_restart(self, callback: Callable[[], None]) -> None:

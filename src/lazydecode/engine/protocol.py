@@ -8,7 +8,7 @@ request's cache updates in that order, whatever becomes of the request.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -230,6 +230,14 @@ class Engine(Protocol):
 
     def clear_cache(self) -> None:
         """Empty the receiver cache, in order with the submits around it. Thread-safe."""
+        ...
+
+    def invalidate_cache(self, mm_hashes: Sequence[str]) -> None:
+        """Drop these from the receiver cache, in order with the submits around it. Thread-safe.
+
+        To be called with `sender_cache.invalidate(mm_hashes)`, in one job of the ordered worker:
+        of what another request may have sent in between, both sides then forget the same.
+        """
         ...
 
     def on_restart(self, callback: Callable[[], None]) -> None:

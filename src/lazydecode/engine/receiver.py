@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from lazydecode.cache import BaseMultiModalReceiverCache
 from lazydecode.engine.generation import PlacedItem
 from lazydecode.engine.protocol import EngineRequest
@@ -67,6 +69,10 @@ class Receiver:
     def clear(self) -> None:
         """Forget everything."""
         self._cache.clear_cache()
+
+    def invalidate(self, mm_hashes: Sequence[str]) -> None:
+        """Forget these."""
+        self._cache.invalidate(mm_hashes)
 
     def snapshot(self) -> list[str]:
         """Return the cached hashes in eviction order."""

@@ -285,11 +285,24 @@ class RenderedRequest:
         await self._run(cache, rendered.append)
         return rendered[0]
 
-    async def invalidate(self, mm_hashes: Sequence[str]) -> None:
-        """Forget that the engine holds these; process again after it."""
+    async def invalidate(
+        self, mm_hashes: Sequence[str], forget: Callable[[Sequence[str]], None]
+    ) -> None:
+        """Forget that the engine holds these; process again after it.
+
+        Args:
+            mm_hashes: What the engine lacked.
+            forget: Tells the engine, in order with the sender cache.
+        """
         cache = self._renderer.sender_cache
-        if cache is not None:
-            await self._renderer.on_worker(lambda: cache.invalidate(mm_hashes))
+        if cache is None:
+            return
+
+        def on_both_sides() -> None:
+            cache.invalidate(mm_hashes)
+            forget(mm_hashes)
+
+        await self._renderer.on_worker(on_both_sides)
 
     async def _run(self, cache: BaseMultiModalProcessorCache | None, deliver: Deliver) -> None:
         def take(prompt: MultiModalInput) -> None:

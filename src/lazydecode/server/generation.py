@@ -102,7 +102,7 @@ class Generation:
                     self._rendered.request_id, len(exc.hashes),
                 )  # fmt: skip
                 self._metrics.repairs.labels("cache_miss").inc()
-                await self._rendered.invalidate(exc.hashes)
+                await self._rendered.invalidate(exc.hashes, self._engine.invalidate_cache)
             except EngineDeadError:
                 losses += 1
                 if losses > MAX_ENGINE_LOSSES:
