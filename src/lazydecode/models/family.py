@@ -177,13 +177,15 @@ class Family:
             if known is not None:
                 self._sketches.move_to_end(key)
                 return known
-        processed = self.items.process(
+        if modality in self.raw_modalities:
+            merged = raw_options(modality, merged) or merged
+        sketched = self.items.sketch(
             modality,
             stand_in(modality, shape, way),
             merged,
             substitutes=self._substitutes if way == "meta" else None,
         )
-        sketch = Sketch(processed.text, small_fields(processed.kwargs))
+        sketch = Sketch(sketched.text, sketched.kwargs)
         with self._lock:
             self._sketches[key] = sketch
             while len(self._sketches) > _MEMO_SIZE:
@@ -260,13 +262,6 @@ def text_only_ids(
         text = expander.edit_layout(text, {})
     ids = expander.tokenizer.encode(text, add_special_tokens=special)
     return [*edit.prefix, *ids, *edit.suffix] if rule.has_edit else ids
-
-
-def small_fields(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
-    """Return the fields that stay on the CPU: grids, sizes, counts."""
-    return MultiModalKwargsItem(
-        {n: e for n, e in item.items() if getattr(e.field, "keep_on_cpu", False)}
-    )
 
 
 def describe_difference(

@@ -54,6 +54,13 @@ class FieldRules:
             {name: self._element(name, value, tensors) for name, value in tensors.items()}
         )
 
+    def small(self, tensors: Mapping[str, Any]) -> MultiModalKwargsItem:
+        """Return only those tensors that stay on the CPU: grids, sizes, counts."""
+        kept = {
+            n: v for n, v in tensors.items() if getattr(self.rules.get(n), "keep_on_cpu", False)
+        }
+        return self.item(kept)
+
     def _element(self, name: str, value: Any, tensors: Mapping[str, Any]) -> MultiModalFieldElem:
         rule = self.rules.get(name)
         if rule is None:
@@ -180,3 +187,16 @@ def _is_padded(alone: torch.Tensor, padded: torch.Tensor) -> bool:
         if not torch.equal(padded[window], alone):
             return False
     return int(torch.count_nonzero(padded)) == int(torch.count_nonzero(alone))
+
+
+def same_values(a: Any, b: Any) -> bool:
+    """Whether two outputs of a processor are equal, bit by bit."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, list):
+        return (
+            isinstance(b, list)
+            and len(a) == len(b)
+            and all(same_values(x, y) for x, y in zip(a, b, strict=True))
+        )
+    return bool(a == b)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,6 +17,9 @@ from lazydecode.models.field_inference import FieldInferenceError, FieldRules
 from lazydecode.models.header_only import video_shape
 from lazydecode.models.processor_call import Media, ProcessorCall, ProcessorOutput
 from lazydecode.models.tokenization import PromptTokenizer
+
+WITHOUT_TYPES: Final = {"return_mm_token_type_ids": False}
+"""Option that saves the class a pass over all tokens whose result nobody reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class ItemProcessor:
         placeholders: Modality -> the text that stands for one item in it.
         rules: Modality -> how its tensors join.
         reentrant: Whether several threads may be inside the processor.
+        without_types: Modalities for which the class need not mark tokens with their type: what
+            it returns besides is the same.
     """
 
     def __init__(
@@ -48,8 +53,10 @@ class ItemProcessor:
         placeholders: Mapping[str, str],
         rules: Mapping[str, FieldRules],
         reentrant: bool = True,
+        without_types: frozenset[str] = frozenset(),
     ) -> None:
         self.call = call
+        self._without_types = without_types
         self.texts = dict(texts)
         self.placeholders = dict(placeholders)
         self.rules = dict(rules)
@@ -75,8 +82,31 @@ class ItemProcessor:
             InvalidRequestError: If the processor refuses the item.
         """
         output = self.run(modality, item, options, substitutes=substitutes)
+        return self.result(modality, item, output)
+
+    def sketch(
+        self,
+        modality: str,
+        item: Any,
+        options: Mapping[str, Any] | None = None,
+        *,
+        substitutes: Mapping[str, Any] | None = None,
+    ) -> ProcessedItem:
+        """As `process`, for an item without content: only the small tensors are kept."""
+        output = self.run(modality, item, options, substitutes=substitutes)
+        return self.result(modality, item, output, only_small=True)
+
+    def result(
+        self, modality: str, item: Any, output: ProcessorOutput, *, only_small: bool = False
+    ) -> ProcessedItem:
+        """Return tensors and text of an item from what the processor returned for it.
+
+        Raises:
+            InvalidRequestError: If a tensor came that no probe had.
+        """
+        rules = self.rules[modality]
         try:
-            kwargs = self.rules[modality].item(output.tensors)
+            kwargs = (rules.small if only_small else rules.item)(output.tensors)
         except FieldInferenceError as exc:
             raise InvalidRequestError(str(exc)) from exc
         return ProcessedItem(kwargs, self.text_of(modality, item, output))
@@ -94,6 +124,8 @@ class ItemProcessor:
         Raises:
             InvalidRequestError: If the processor refuses the item.
         """
+        if modality in self._without_types:
+            options = {**(options or self.call.options), **WITHOUT_TYPES}
         return self.run_text(
             self.texts[modality],
             Media.single(modality, item),

@@ -308,6 +308,7 @@ def _item_processor(call: ProcessorCall, facts: FamilyFacts, record: FamilyRecor
         placeholders={m: f.placeholder for m, f in known.items()},
         rules={m: f.rules for m, f in known.items()},
         reentrant=record.reentrant,
+        without_types=frozenset(m for m, f in known.items() if f.can_skip_types),
     )
 
 

@@ -11,8 +11,13 @@ import numpy as np
 from PIL import Image
 
 from lazydecode.errors import InvalidRequestError
-from lazydecode.models.field_inference import FieldInferenceError, FieldRules, infer_rules
-from lazydecode.models.item import ItemProcessor, refusal
+from lazydecode.models.field_inference import (
+    FieldInferenceError,
+    FieldRules,
+    infer_rules,
+    same_values,
+)
+from lazydecode.models.item import WITHOUT_TYPES, ItemProcessor, refusal
 from lazydecode.models.processor_call import (
     Media,
     ProcessorCall,
@@ -40,6 +45,8 @@ class ModalityFacts:
     """Outputs that belong to the text, besides ids and attention mask."""
     reports_offsets: bool
     """Whether the class says what it put in place of a placeholder."""
+    can_skip_types: bool
+    """Whether the class gives the same without marking tokens with their type."""
     add_special_tokens: bool
     """Whether the class has its tokenizer add what goes around a text."""
 
@@ -154,8 +161,25 @@ def _probe_modality(probes: Probes, modality: str) -> ModalityFacts:
         max_items=stated if stated is not None else 1 if joined is None else None,
         text_tensors=tuple(n for n in first.text_tensors if n != "attention_mask"),
         reports_offsets=bool(first.offsets),
+        can_skip_types=_can_skip_types(probes, modality),
         add_special_tokens=first.add_special_tokens,
     )
+
+
+def _can_skip_types(probes: Probes, modality: str) -> bool:
+    usual = probes.output(modality, 1)
+    if "mm_token_type_ids" not in usual.text_tensors:
+        return False
+    media = Media.single(modality, probes.item(modality, 1))
+    try:
+        lean = probes.call(probes.text(modality), media, WITHOUT_TYPES)
+    except Exception:
+        # The class does not know the option, or needs what it switches off.
+        return False
+    same_tensors = usual.tensors.keys() == lean.tensors.keys() and all(
+        same_values(usual.tensors[name], lean.tensors[name]) for name in usual.tensors
+    )
+    return same_tensors and (usual.input_ids, usual.offsets) == (lean.input_ids, lean.offsets)
 
 
 def _run_both(probes: Probes, modality: str) -> tuple[int, dict[str, Any] | None]:

@@ -6,9 +6,6 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.models.expansion import ItemText, PromptExpander
@@ -19,6 +16,7 @@ from lazydecode.models.family import (
     describe_difference,
     text_only_ids,
 )
+from lazydecode.models.field_inference import same_values
 from lazydecode.models.header_only import Way, stand_in, substitutes
 from lazydecode.models.item import ItemProcessor
 from lazydecode.models.probing import FamilyFacts, Probes
@@ -211,7 +209,7 @@ class Prover:
 
     def _stands_in(self, modality: str, real: ItemText, way: Way) -> bool:
         try:
-            text = self.items.process(
+            text = self.items.sketch(
                 modality,
                 stand_in(modality, real.shape, way),
                 substitutes=self._substitutes if way == "meta" else None,
@@ -224,12 +222,4 @@ class Prover:
         """Whether the same item gives the same tensors twice."""
         first = self.probes.output(modality, 1).tensors
         second = self.items.run(modality, self.probes.item(modality, 1)).tensors
-        return all(_same(first[name], second[name]) for name in first)
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, list):
-        return all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return bool(a == b)
+        return all(same_values(first[name], second[name]) for name in first)
