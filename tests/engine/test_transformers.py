@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from lazydecode.cache import MultiModalReceiverCache
 from lazydecode.config import Settings
@@ -452,3 +453,52 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+# -- models with an encoder and a decoder
+
+
+def test_a_decoder_that_reads_the_prompt_beside_an_encoder_of_sound(
+    tiny_model: Callable[..., Path],
+) -> None:
+    runner = TransformersRunner(model=str(tiny_model("whisper")), dtype="float32")
+    runner._model.generation_config.decoder_start_token_id = 1
+    features = torch.randn(80, 3000, generator=torch.Generator().manual_seed(1))
+    prompt = [1, 5, 6]
+    expected = transformers.GenerationMixin.generate(
+        runner._model,
+        input_features=features[None],
+        decoder_input_ids=torch.tensor([prompt]),
+        generation_config=transformers.GenerationConfig(max_new_tokens=12),
+    )[0].tolist()
+    elem = MultiModalFieldElem(features, BatchedField())
+    sound_item = MultiModalKwargsItem({"input_features": elem})
+    items = [PlacedItem("audio", sound_item, PlaceholderRange(0, 0))]
+    check_whole_and_resumed(runner, prompt, items, expected[3:])
+
+
+def test_a_decoder_beside_an_encoder_that_reads_the_prompt(tiny_model: Callable[..., Path]) -> None:
+    path = tiny_model("florence2")
+    runner = TransformersRunner(model=str(path), dtype="float32")
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    inputs = processor(text="what is it", images=picture(84, 56), return_tensors="pt")
+    expected = runner._model.generate(
+        **inputs, generation_config=transformers.GenerationConfig(max_new_tokens=12)
+    )[0].tolist()
+    elem = MultiModalFieldElem(inputs["pixel_values"][0], BatchedField())
+    image_item = MultiModalKwargsItem({"pixel_values": elem})
+    items = [PlacedItem("image", image_item, PlaceholderRange(0, 1))]
+    check_whole_and_resumed(runner, inputs["input_ids"][0].tolist(), items, expected[1:])
+
+
+def check_whole_and_resumed(
+    runner: TransformersRunner, prompt: list[int], items: list[PlacedItem], expected: list[int]
+) -> None:
+    for resumed in (0, 4):
+        request = EngineRequest(
+            "r", prompt + expected[:resumed], sampling=GREEDY, num_resumed_tokens=resumed
+        )
+        generation = Generation(request, items, runner.info)
+        for _ in runner.generate([generation]):
+            pass
+        assert generation.output_token_ids == expected

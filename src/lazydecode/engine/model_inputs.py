@@ -37,6 +37,9 @@ class InputBuilder:
     pad_token_id: int
     dtype: torch.dtype
     device: torch.device
+    decoder_start: int | None = None
+    """First token of the decoder, of a model that has an encoder as well; else None."""
+    encoder_reads_text: bool = True
     token_types: TokenTypes = field(default_factory=TokenTypes)
     pixel_plan: PixelPlan | None = None
 
@@ -56,12 +59,19 @@ class InputBuilder:
             pad_token_id=pad_token_id,
             dtype=model.dtype,
             device=model.device,
+            decoder_start=_decoder_start(model),
+            encoder_reads_text=model.main_input_name == "input_ids",
             token_types=token_types or TokenTypes(),
             pixel_plan=pixel_plan,
         )
 
     def build(self, batch: Sequence[Generation]) -> dict[str, Any]:
         """Return the inputs for the batch's prompts and outputs so far, on the device."""
+        inputs = self._text(batch) if self.decoder_start is None else self._two_texts(batch)
+        inputs |= self._join([item for generation in batch for item in generation.items])
+        return {name: self._place(value) for name, value in inputs.items()}
+
+    def _text(self, batch: Sequence[Generation]) -> dict[str, Any]:
         length = max(len(generation.token_ids) for generation in batch)
         shape = (len(batch), length)
         input_ids = torch.full(shape, self.pad_token_id, dtype=torch.long)
@@ -75,9 +85,22 @@ class InputBuilder:
             for name in names:
                 row_numbers = self.token_types.number(name, self.model_type, generation)
                 numbers[name][row, start:] = torch.from_numpy(row_numbers)
-        inputs: dict[str, Any] = {"input_ids": input_ids, "attention_mask": mask, **numbers}
-        inputs |= self._join([item for generation in batch for item in generation.items])
-        return {name: self._place(value) for name, value in inputs.items()}
+        return {"input_ids": input_ids, "attention_mask": mask, **numbers}
+
+    def _two_texts(self, batch: Sequence[Generation]) -> dict[str, Any]:
+        """Return what encoder and decoder of a model that has both read; for one request.
+
+        The prompt belongs to the encoder if it reads text, else to the decoder.
+        """
+        (generation,) = batch
+        if not self.encoder_reads_text:
+            return {"decoder_input_ids": torch.tensor([generation.token_ids])}
+        prompt = torch.tensor([generation.token_ids[: generation.num_prompt_tokens]])
+        inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
+        if generation.output_token_ids:
+            started = [self.decoder_start, *generation.output_token_ids]
+            inputs["decoder_input_ids"] = torch.tensor([started])
+        return inputs
 
     def _join(self, items: Sequence[PlacedItem]) -> dict[str, NestedTensors]:
         """Join field by field, in prompt order: two modalities may feed the same field."""
@@ -126,6 +149,13 @@ def joins_across_requests(generation: Generation) -> bool:
                 case FlatField(dim=dim) | PaddedField(dim=dim) if dim != 0:
                     return False
     return True
+
+
+def _decoder_start(model: Any) -> int | None:
+    if not model.config.is_encoder_decoder:
+        return None
+    start = model.generation_config.decoder_start_token_id
+    return int(model.generation_config.bos_token_id if start is None else start)
 
 
 def _cast_nested(value: NestedTensors, dtype: torch.dtype) -> NestedTensors:

@@ -23,6 +23,9 @@ def working_generate(model: Any, pad_token_id: int) -> Callable[..., Any]:
 
     A class may replace `generate` by one that does not pass logits processors on.
     """
+    if model.config.is_encoder_decoder:
+        # Whisper's own cuts long audio into windows, chooses tokens by itself and tries again.
+        return partial(transformers.GenerationMixin.generate, model)
     calls = 0
 
     def count(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ class TransformersRunner:
         self._batches = batching and batch_equals_single(self._model, self._generate, pad_token_id)
         # Some models count images and videos by the same token over the whole batch.
         self._mixes = True
-        if batching and not self._batches:
+        if batching and not (self._batches or self._model.config.is_encoder_decoder):
             logger.warning("this model does not give the same scores in a batch; not batching")
 
     @property
