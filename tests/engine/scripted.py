@@ -81,6 +81,9 @@ class ScriptedRunner:
                 generation.emit((last + step) % VOCAB)
             yield
 
+    def is_out_of_memory(self, error: Exception) -> bool:
+        return isinstance(error, MemoryError)
+
     def is_fatal(self, error: Exception) -> bool:
         return isinstance(error, FatalError)
 

@@ -226,6 +226,48 @@ def test_a_batch_that_fails_late_goes_on_where_it_was() -> None:
     assert running.recorder.tokens == {"a": [2, 3, 4, 5, 6, 7], "b": [11, 12, 13, 14, 15, 16]}
 
 
+class SmallMemory(ScriptedRunner):
+    """Has memory for so many requests at a time."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__()
+        self.room = room
+        self.running = 0
+
+    def group(self, waiting: Sequence[Generation]) -> list[list[Generation]]:
+        return [[generation] for generation in waiting]
+
+    def generate(self, batch: Sequence[Generation]) -> Iterator[None]:
+        self.running += 1
+        try:
+            if self.running > self.room:
+                raise MemoryError("no room")
+            yield from super().generate(batch)
+        finally:
+            self.running -= 1
+
+
+def test_a_request_that_lacks_memory_gets_the_model_to_itself() -> None:
+    running = Running(SmallMemory(2))
+    for number in range(6):
+        running.add(f"r{number}", [10 * number], max_tokens=3 + number)
+    with running:
+        running.recorder.wait_ended(6)
+    assert running.recorder.errors == {}
+    for number in range(6):
+        expected = [10 * number + step for step in range(1, 4 + number)]
+        assert running.recorder.tokens[f"r{number}"] == expected
+
+
+def test_a_request_that_lacks_memory_even_alone_fails() -> None:
+    running = Running(SmallMemory(0))
+    running.add("a", [1])
+    running.add("b", [1])
+    with running:
+        running.recorder.wait_ended(2)
+    assert sorted(running.recorder.errors) == ["a", "b"]
+
+
 def test_a_model_that_stops_early_is_a_failure_not_a_hang() -> None:
     class Lazy(ScriptedRunner):
         def generate(self, batch: Sequence[Generation]) -> Iterator[None]:

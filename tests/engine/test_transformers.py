@@ -345,7 +345,11 @@ def test_items_that_do_not_fit_their_places_fail_and_the_model_goes_on(qwen: Mod
 def test_which_errors_the_process_cannot_survive(qwen: Model) -> None:
     assert qwen.runner.is_fatal(RuntimeError("CUDA error: device-side assert triggered"))
     assert not qwen.runner.is_fatal(torch.OutOfMemoryError("out of memory"))
-    assert not qwen.runner.is_fatal(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    no_memory = RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")
+    assert not qwen.runner.is_fatal(no_memory)
+    assert qwen.runner.is_out_of_memory(no_memory)
+    assert qwen.runner.is_out_of_memory(torch.OutOfMemoryError("out of memory"))
+    assert not qwen.runner.is_out_of_memory(RuntimeError("shapes do not match"))
 
 
 # -- what shares a batch

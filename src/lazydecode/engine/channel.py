@@ -66,11 +66,17 @@ class Channel:
             ChannelClosedError: If the other side is gone.
         """
         buffers: list[memoryview] = []
+        shared: list[int] = []
 
         def hook(value: Any) -> Any:
-            return self._pack_tensor(value, buffers)
+            return self._pack_tensor(value, buffers, shared)
 
-        body = msgspec.msgpack.encode(message, enc_hook=hook)
+        try:
+            body = msgspec.msgpack.encode(message, enc_hook=hook)
+        except BaseException:
+            if self._arena is not None:
+                self._arena.release(shared)  # nobody will hear of them
+            raise
         sizes = struct.pack(f"<{len(buffers)}Q", *(len(buffer) for buffer in buffers))
         head = _HEAD.pack(len(body), len(buffers)) + sizes
         with self._send_lock:
@@ -95,7 +101,9 @@ class Channel:
 
         return msgspec.msgpack.decode(body, type=Message, ext_hook=hook)
 
-    def _pack_tensor(self, value: Any, buffers: list[memoryview]) -> msgspec.msgpack.Ext:
+    def _pack_tensor(
+        self, value: Any, buffers: list[memoryview], shared: list[int]
+    ) -> msgspec.msgpack.Ext:
         # Here, because connecting to an engine takes no torch; its import takes seconds.
         import torch
 
@@ -105,7 +113,9 @@ class Channel:
             raise TypeError(f"cannot send a {type(value).__name__} to the engine")
         raw = tensor_bytes(value)
         code, place = _SHARED_CODE, self._share(raw)
-        if place is None:
+        if place is not None:
+            shared.append(place)
+        else:
             code, place = _TENSOR_CODE, len(buffers)
             buffers.append(raw)
         described = [dtype_name(value.dtype), list(value.shape), place]

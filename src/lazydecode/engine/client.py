@@ -104,14 +104,13 @@ class EngineClient:
     def _start(self) -> None:
         if self._threads:
             raise RuntimeError("the engine was started before")
-        process = self._spawn()
+        self._adopt(self._spawn())
         for target, name in ((self._write, "engine-writer"), (self._read, "engine-reader")):
             # Daemons: a process that forgets `close` must still be able to exit, which closes
             # the connection and so ends the engine.
-            self._threads.append(threading.Thread(target=target, name=name, daemon=True))
-        self._adopt(process)
-        for thread in self._threads:
+            thread = threading.Thread(target=target, name=name, daemon=True)
             thread.start()
+            self._threads.append(thread)  # not before, since `close` joins what is in the list
 
     async def close(self) -> None:
         """End the engine within seconds; running streams fail with EngineDeadError."""
@@ -239,15 +238,10 @@ class EngineClient:
                 # Nothing was written. Whatever cannot be put into a message fails alone: items
                 # that the engine then lacks are sent again by the requests that need them.
                 logger.exception("a %s cannot be sent to the engine", type(message).__name__)
-                self._fail_unsent(message, exc)
-
-    def _fail_unsent(self, message: Message, cause: Exception) -> None:
-        if isinstance(message, Submit):
-            stream = self._streams_by_wire_id.get(message.request_id)
-            if stream is not None:
-                error = EngineError("the request cannot be sent to the engine")
-                error.__cause__ = cause
-                stream.put(error)
+                if isinstance(message, Submit):
+                    error = EngineError("the request cannot be sent to the engine")
+                    error.__cause__ = exc
+                    self._put(message.request_id, error)
 
     # -- the reader thread
 
@@ -259,6 +253,10 @@ class EngineClient:
                     self._dispatch(process, process.channel.receive())
             except ChannelClosedError:
                 pass
+            except Exception:
+                # Wide: a reader that just ends would leave everyone waiting for ever.
+                logger.exception("the engine's answers cannot be read")
+                process.kill()
             if self._closing.is_set():
                 return
             self._lose(process)
@@ -268,13 +266,9 @@ class EngineClient:
         match message:
             case Outputs(outputs):
                 for output in outputs:
-                    stream = self._streams_by_wire_id.get(output.request_id)
-                    if stream is not None:
-                        stream.put(msgspec.structs.replace(output, request_id=stream.request_id))
+                    self._put(output.request_id, output)
             case Failed(wire_id, error):
-                stream = self._streams_by_wire_id.get(wire_id)
-                if stream is not None:
-                    stream.put(error_of_form(error))
+                self._put(wire_id, error_of_form(error))
             case Released(offsets):
                 assert process.arena is not None
                 process.arena.release(offsets)
@@ -284,6 +278,14 @@ class EngineClient:
                     future.set_result(hashes)
             case _:
                 raise AssertionError(f"unexpected message {type(message).__name__}")
+
+    def _put(self, wire_id: str, value: EngineOutput | LazyDecodeError) -> None:
+        stream = self._streams_by_wire_id.get(wire_id)
+        if stream is None:
+            return  # nobody wants it any more
+        if isinstance(value, EngineOutput):
+            value = msgspec.structs.replace(value, request_id=stream.request_id)
+        stream.put(value)
 
     def _lose(self, process: EngineProcess) -> None:
         """Note that the process is gone; tell everyone whose work went with it."""
@@ -316,7 +318,10 @@ class EngineClient:
         return None
 
     def _spawn(self) -> EngineProcess:
-        process = EngineProcess(self._config)
+        try:
+            process = EngineProcess(self._config)
+        except OSError as exc:
+            raise EngineError(f"the engine process cannot be started: {exc}") from exc
         with self._lock:
             self._starting = process
             if self._closing.is_set():

@@ -62,6 +62,8 @@ class Generation:
         self.stop_token_ids = frozenset((*eos, *sampling.stop_token_ids))
         self.alone = False
         """Must not share a batch: it was in one that failed."""
+        self.exclusive = False
+        """Must have the model to itself: there was not enough memory beside others."""
         self.aborted = False
         """Nobody waits for the answer any more."""
         self.finish_reason: FinishReason | None = None
@@ -149,6 +151,10 @@ class ModelRunner(Protocol):
         Continues from `Generation.token_ids`, ends when all are done, and may be closed at any
         time. What it raises concerns this batch alone, unless `is_fatal` says otherwise.
         """
+        ...
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Whether a batch that failed with `error` could succeed with more memory free."""
         ...
 
     def is_fatal(self, error: Exception) -> bool:

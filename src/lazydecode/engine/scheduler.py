@@ -25,7 +25,8 @@ class Scheduler:
 
     What waits when there is room starts at once, as one batch if the model can; running batches
     advance by one token each in turn, so nobody waits for another's last token. If a batch
-    fails, its requests go on one by one from where they were, and only the guilty one fails.
+    fails, its requests go on one by one from where they were, and only the guilty one fails;
+    one that lacked memory beside others gets the model to itself first.
 
     `add`, `abort` and `stop` are for other threads; the lock covers the queue and the index of
     running requests. Outputs are sent outside it.
@@ -98,21 +99,26 @@ class Scheduler:
                 self._wake.wait()
             if self._stopping:
                 return False
-            active = sum(not g.is_done for batch in self._batches for g in batch.generations)
-            ended: list[Generation] = []
-            admitted: list[Generation] = []
-            for _ in range(len(self._waiting)):
-                generation = self._waiting.popleft()
-                if generation.is_done:
-                    ended.append(generation)
-                elif active + len(admitted) < self._max_batch_size:
-                    admitted.append(generation)
-                else:
-                    self._waiting.append(generation)
+            ended = [generation for generation in self._waiting if generation.is_done]
+            for generation in ended:
+                self._waiting.remove(generation)
+            admitted = [self._waiting.popleft() for _ in range(self._room())]
         self._report(ended)
         for group in self._group(admitted):
             self._batches.append(_Batch(group, iter(self._runner.generate(group))))
         return True
+
+    def _room(self) -> int:
+        """Return how many of those that wait may start now. Called under the lock."""
+        active = [g for batch in self._batches for g in batch.generations if not g.is_done]
+        if any(generation.exclusive for generation in active):
+            return 0
+        exclusive = next((n for n, g in enumerate(self._waiting) if g.exclusive), None)
+        if exclusive == 0:
+            return 0 if active else 1
+        # Those before an exclusive one start; those behind wait, or it would for ever.
+        room = max(0, self._max_batch_size - len(active))
+        return min(room, len(self._waiting) if exclusive is None else exclusive)
 
     def _group(self, admitted: list[Generation]) -> list[list[Generation]]:
         alone = [[generation] for generation in admitted if generation.alone]
@@ -139,10 +145,17 @@ class Scheduler:
     def _recover(self, unfinished: list[Generation], error: Exception) -> None:
         names = ", ".join(generation.request_id for generation in unfinished)
         if len(unfinished) == 1:
+            generation = unfinished[0]
+            if self._batches and not generation.exclusive and self._runner.is_out_of_memory(error):
+                logger.warning("request %s has to wait for memory: %s", names, error)
+                generation.exclusive = True
+                with self._wake:
+                    self._waiting.appendleft(generation)
+                return
             logger.error("request %s failed", names, exc_info=error)
-            self._fail(unfinished[0].request_id, error)
+            self._fail(generation.request_id, error)
             with self._wake:
-                self._running.pop(unfinished[0].request_id, None)
+                self._running.pop(generation.request_id, None)
             return
         logger.warning("a batch failed (%s); going on one by one: %s", error, names)
         for generation in unfinished:

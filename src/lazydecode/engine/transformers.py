@@ -114,11 +114,15 @@ class TransformersRunner:
     def is_fatal(self, error: Exception) -> bool:
         """Whether the GPU is lost to this process: after a device-side fault all calls fail."""
         if isinstance(error, torch.OutOfMemoryError):
-            torch.cuda.empty_cache()
             return False
         accelerator_error = getattr(torch, "AcceleratorError", None)
         is_device_error = accelerator_error is not None and isinstance(error, accelerator_error)
         return is_device_error or "CUDA error" in str(error)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Whether the same batch could succeed with more memory free."""
+        is_cpu = isinstance(error, RuntimeError) and "allocate memory" in str(error)
+        return isinstance(error, torch.OutOfMemoryError | MemoryError) or is_cpu
 
     def _run(self, batch: Sequence[Generation], pause: Callable[[], None]) -> None:
         inputs = self._inputs.build(batch)
