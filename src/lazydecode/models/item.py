@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import torch
+from PIL import Image
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.inputs import MultiModalKwargsItem
@@ -17,6 +20,8 @@ from lazydecode.models.field_inference import FieldInferenceError, FieldRules
 from lazydecode.models.header_only import video_shape
 from lazydecode.models.processor_call import Media, ProcessorCall, ProcessorOutput
 from lazydecode.models.tokenization import PromptTokenizer
+
+logger = logging.getLogger(__name__)
 
 WITHOUT_TYPES: Final = {"return_mm_token_type_ids": False}
 """Option that saves the class a pass over all tokens whose result nobody reads."""
@@ -43,6 +48,7 @@ class ItemProcessor:
         reentrant: Whether several threads may be inside the processor.
         without_types: Modalities for which the class need not mark tokens with their type: what
             it returns besides is the same.
+        takes_planes: Whether pictures may be given as planes: the results are the same.
     """
 
     def __init__(
@@ -54,9 +60,11 @@ class ItemProcessor:
         rules: Mapping[str, FieldRules],
         reentrant: bool = True,
         without_types: frozenset[str] = frozenset(),
+        takes_planes: bool = False,
     ) -> None:
         self.call = call
         self._without_types = without_types
+        self._takes_planes = takes_planes
         self.texts = dict(texts)
         self.placeholders = dict(placeholders)
         self.rules = dict(rules)
@@ -81,7 +89,10 @@ class ItemProcessor:
         Raises:
             InvalidRequestError: If the processor refuses the item.
         """
-        output = self.run(modality, item, options, substitutes=substitutes)
+        given = item
+        if self._takes_planes and isinstance(item, Image.Image) and item.mode == "RGB":
+            given = planes_of(item)
+        output = self.run(modality, given, options, substitutes=substitutes)
         return self.result(modality, item, output)
 
     def sketch(
@@ -154,6 +165,7 @@ class ItemProcessor:
             raise
         except Exception as exc:
             # Everything here is Hugging Face code over these items and options.
+            logger.debug("the model's processor refuses an item", exc_info=True)
             raise InvalidRequestError(f"the model's processor refuses it: {refusal(exc)}") from exc
 
     def text_of(self, modality: str, item: Any, output: ProcessorOutput) -> ItemText:
@@ -185,6 +197,20 @@ def _limit_torch_threads() -> None:
     _thread.is_limited = True
     if threading.current_thread() is not threading.main_thread():
         torch.set_num_threads(1)
+
+
+def planes_of(image: Image.Image) -> torch.Tensor:
+    """Return an RGB picture as a uint8 tensor, shape (3, height, width).
+
+    A channel at a time costs a third of what Pillow's way to an array of pixels and from there
+    to planes does.
+    """
+    planes = torch.empty((3, image.height, image.width), dtype=torch.uint8)
+    array = planes.numpy()
+    for channel in range(3):
+        plane = np.frombuffer(image.getchannel(channel).tobytes(), np.uint8)
+        array[channel] = plane.reshape(image.height, image.width)
+    return planes
 
 
 def refusal(exc: BaseException) -> str:

@@ -309,6 +309,7 @@ def _item_processor(call: ProcessorCall, facts: FamilyFacts, record: FamilyRecor
         rules={m: f.rules for m, f in known.items()},
         reentrant=record.reentrant,
         without_types=frozenset(m for m, f in known.items() if f.can_skip_types),
+        takes_planes="image" in known and known["image"].takes_planes,
     )
 
 

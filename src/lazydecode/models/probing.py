@@ -17,7 +17,7 @@ from lazydecode.models.field_inference import (
     infer_rules,
     same_values,
 )
-from lazydecode.models.item import WITHOUT_TYPES, ItemProcessor, refusal
+from lazydecode.models.item import WITHOUT_TYPES, ItemProcessor, planes_of, refusal
 from lazydecode.models.processor_call import (
     Media,
     ProcessorCall,
@@ -47,6 +47,8 @@ class ModalityFacts:
     """Whether the class says what it put in place of a placeholder."""
     can_skip_types: bool
     """Whether the class gives the same without marking tokens with their type."""
+    takes_planes: bool
+    """Whether the class gives the same for a picture as a tensor of planes."""
     add_special_tokens: bool
     """Whether the class has its tokenizer add what goes around a text."""
 
@@ -162,24 +164,42 @@ def _probe_modality(probes: Probes, modality: str) -> ModalityFacts:
         text_tensors=tuple(n for n in first.text_tensors if n != "attention_mask"),
         reports_offsets=bool(first.offsets),
         can_skip_types=_can_skip_types(probes, modality),
+        takes_planes=modality == "image" and _takes_planes(probes),
         add_special_tokens=first.add_special_tokens,
     )
 
 
 def _can_skip_types(probes: Probes, modality: str) -> bool:
-    usual = probes.output(modality, 1)
-    if "mm_token_type_ids" not in usual.text_tensors:
+    if "mm_token_type_ids" not in probes.output(modality, 1).text_tensors:
         return False
-    media = Media.single(modality, probes.item(modality, 1))
-    try:
-        lean = probes.call(probes.text(modality), media, WITHOUT_TYPES)
-    except Exception:
-        # The class does not know the option, or needs what it switches off.
-        return False
-    same_tensors = usual.tensors.keys() == lean.tensors.keys() and all(
-        same_values(usual.tensors[name], lean.tensors[name]) for name in usual.tensors
+    return _gives_the_same(probes, modality, 1, probes.item(modality, 1), WITHOUT_TYPES)
+
+
+def _takes_planes(probes: Probes) -> bool:
+    return all(
+        _gives_the_same(probes, "image", number, planes_of(probes.item("image", number)))
+        for number in (1, 0)
     )
-    return same_tensors and (usual.input_ids, usual.offsets) == (lean.input_ids, lean.offsets)
+
+
+def _gives_the_same(
+    probes: Probes,
+    modality: str,
+    number: int,
+    item: Any,
+    options: Mapping[str, Any] | None = None,
+) -> bool:
+    """Whether the class makes the same of another form of a probe, or under these options."""
+    usual = probes.output(modality, number)
+    try:
+        other = probes.call(probes.text(modality), Media.single(modality, item), options)
+    except Exception:
+        # The class does not know the form or the option.
+        return False
+    same_tensors = usual.tensors.keys() == other.tensors.keys() and all(
+        same_values(usual.tensors[name], other.tensors[name]) for name in usual.tensors
+    )
+    return same_tensors and (usual.input_ids, usual.offsets) == (other.input_ids, other.offsets)
 
 
 def _run_both(probes: Probes, modality: str) -> tuple[int, dict[str, Any] | None]:
