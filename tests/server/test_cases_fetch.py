@@ -147,8 +147,9 @@ def test_headers_that_never_end(render_server: Server, shared_origin: Origin) ->
 
 
 def test_a_missing_picture(render_server: Server, shared_origin: Origin) -> None:
+    before = shared_origin.hits("/s/404")  # another test asks for it too
     send(render_server, "r4-upstream-404", media=shared_origin.netloc)
-    assert shared_origin.hits("/s/404") == 1
+    assert shared_origin.hits("/s/404") - before == 1
 
 
 def test_a_passing_failure_is_tried_again(render_server: Server, shared_origin: Origin) -> None:

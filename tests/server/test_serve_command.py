@@ -45,9 +45,10 @@ class Process:
         deadline = time.monotonic() + START_S
         while (found := re.search(pattern, self.output)) is None:
             ready, _, _ = select.select([self.process.stdout], [], [], 1.0)
-            line = self.process.stdout.readline() if ready else ""
-            self.output += line
-            ended = ready and not line
+            # Not readline: lines that its buffer holds would never make the descriptor ready.
+            chunk = os.read(self.process.stdout.fileno(), 65536) if ready else b""
+            self.output += chunk.decode(errors="replace")
+            ended = ready and not chunk
             assert not ended and time.monotonic() < deadline, self.output
         return found[1] if found.groups() else found[0]
 
