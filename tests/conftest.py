@@ -31,9 +31,22 @@ PROCESS_WIDE_THREADS = ("lazydecode-media", "lazydecode-portal", "asyncio", "tok
 # -- tiny models
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--models-dir",
+        type=Path,
+        help="keep the tiny models in this folder from run to run; empty it when tiny_models/"
+        " changes (default: a temporary folder, built anew)",
+    )
+
+
 @pytest.fixture(scope="session")
-def models_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of tiny models, one for all workers of this run."""
+    kept: Path | None = request.config.getoption("--models-dir")
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        return kept.resolve()
     base = tmp_path_factory.getbasetemp()
     shared = base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base
     folder = shared / "tiny-models"

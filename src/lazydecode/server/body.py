@@ -7,6 +7,7 @@ import time
 from concurrent.futures import Executor
 from typing import Final
 
+import numpy as np
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
@@ -19,8 +20,6 @@ _INLINE_BYTES: Final = 64 * 1024
 """Up to here parsing takes some 50 µs, less than a thread hop."""
 _FREE_BYTES: Final = 1024 * 1024
 """Bodies up to here are read without asking for memory."""
-_PREALLOCATE_BYTES: Final = 64 * 1024 * 1024
-"""A stated length is believed up to here; what is beyond is grown as it comes."""
 _SLOW_BYTES_PER_S: Final = 32 * 1024
 """A body holds memory and a place in the queue while it arrives. Who sends more slowly than the
 slowest usable connection holds them for nothing."""
@@ -33,7 +32,7 @@ async def read_body(
     max_bytes: int,
     max_stall_s: float | None = None,
     hold: EncodedHold | None = None,
-) -> bytearray:
+) -> memoryview:
     """Return the body of an HTTP request.
 
     It is written into one buffer as it arrives: no list of chunks is joined at the end.
@@ -56,42 +55,62 @@ async def read_body(
         raise _too_large(max_bytes)
     if hold is not None and (stated or 0) > _FREE_BYTES:
         await hold.require(_with_payload(stated or 0))
-    body = bytearray(min(stated or 0, _PREALLOCATE_BYTES))
-    filled = 0
+    body = _Buffer(stated or 0)
     waited_s = 0.0
     while True:
         # Only the client's time counts, not that in which memory is waited for.
         began = time.monotonic()
         left_s = None
         if max_stall_s is not None:
-            left_s = max_stall_s + filled / _SLOW_BYTES_PER_S - waited_s
+            left_s = max_stall_s + body.filled / _SLOW_BYTES_PER_S - waited_s
         try:
             async with asyncio.timeout(left_s):
                 message = await receive()
         except TimeoutError as exc:
             raise RequestTimeoutError(
-                f"the body did not arrive in time: {filled} bytes in "
+                f"the body did not arrive in time: {body.filled} bytes in "
                 f"{waited_s + time.monotonic() - began:.0f} s"
             ) from exc
         waited_s += time.monotonic() - began
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
-        if filled + len(chunk) > max_bytes:
+        total = body.filled + len(chunk)
+        if total > max_bytes:
             raise _too_large(max_bytes)
-        if hold is not None and filled + len(chunk) > _FREE_BYTES:
-            needed = _with_payload(filled + len(chunk))
+        if hold is not None and total > _FREE_BYTES:
+            needed = _with_payload(total)
             if needed > hold.nbytes:
                 await hold.require(2 * needed)
-        # Beyond the preallocated end this assignment appends.
-        body[filled : filled + len(chunk)] = chunk
-        filled += len(chunk)
+        body.append(chunk)
         if not message.get("more_body", False):
-            del body[filled:]
-            return body
+            return body.view()
 
 
-def parse_body(body: bytes | bytearray) -> tuple[ChatCompletionRequest, Conversation]:
+class _Buffer:
+    """Takes chunks; of the stated size if there is one, growing otherwise.
+
+    The stated size is not filled with zeros, as a `bytearray` would be: that touches every page
+    on the event loop, 1 ms per MB. Pages that no byte arrives for are never touched at all.
+    """
+
+    def __init__(self, stated: int) -> None:
+        self._memory: memoryview | bytearray = np.empty(stated, np.uint8).data
+        self.filled = 0
+
+    def append(self, chunk: bytes) -> None:
+        end = self.filled + len(chunk)
+        if isinstance(self._memory, memoryview) and end > len(self._memory):
+            self._memory = bytearray(self._memory[: self.filled])
+        # Beyond the end of a bytearray this appends.
+        self._memory[self.filled : end] = chunk
+        self.filled = end
+
+    def view(self) -> memoryview:
+        return memoryview(self._memory)[: self.filled]
+
+
+def parse_body(body: bytes | memoryview) -> tuple[ChatCompletionRequest, Conversation]:
     """Parse and check a body, and take its messages apart; linear in the body.
 
     Media URLs in the conversation are views of `body`; the request refers to it no more.

@@ -153,7 +153,7 @@ _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(?P<name>[^`
 _PATH: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
 
-def decode_request(body: bytes | bytearray) -> ChatCompletionRequest:
+def decode_request(body: bytes | bytearray | memoryview) -> ChatCompletionRequest:
     """Parse and check a body; media URLs in the result are views of `body`.
 
     Holds the GIL for about 0.5 ms per MB: bodies of more than some 100 KB belong on a thread.

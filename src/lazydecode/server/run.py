@@ -17,6 +17,7 @@ import uvicorn
 import uvloop
 
 from lazydecode.config import Settings
+from lazydecode.server.allocator import tune_allocator
 from lazydecode.server.app import create_app
 from lazydecode.server.context import ServerContext
 from lazydecode.server.loading import load_context
@@ -48,6 +49,7 @@ def run_server(
         OSError: If the address cannot be listened on.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    tune_allocator()
     listener = _listen(settings.host, settings.port)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
