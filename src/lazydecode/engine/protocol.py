@@ -25,6 +25,15 @@ _END_OF_INT64 = 2**63
 """Integers have to fit into a message to the engine, and into a tensor there."""
 
 
+class TimestampRule(msgspec.Struct, frozen=True, array_like=True):
+    """Times are written between the words, as tokens of their own."""
+
+    first: int
+    """Id of the token of 0 s; later times follow it, and the one before it means "no times"."""
+    max_initial: int | None = None
+    """Largest step that the first time may have; None: any."""
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How the tokens of one request are chosen and when they end.
 
@@ -62,6 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Always 1: the front end submits one request per choice."""
     logprobs: int | None = None
     """Alternatives to report per token, 0 for the chosen one alone; None reports nothing."""
+    timestamps: TimestampRule | None = None
+    """Have a speech model write times; None: it is not held to their rules."""
 
     def __post_init__(self) -> None:
         end = _END_OF_INT64

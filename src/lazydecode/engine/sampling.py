@@ -8,6 +8,7 @@ import torch
 
 from lazydecode.engine.generation import Generation
 from lazydecode.engine.protocol import TokenLogprob
+from lazydecode.engine.timestamps import apply_timestamp_rule
 
 
 class TokenChooser:
@@ -61,6 +62,7 @@ class _Row:
             list(sampling.logit_bias.values()), dtype=torch.float32, device=device
         )
         stops = sorted(token for token in generation.stop_token_ids if token < vocab_size)
+        self._end_id = stops[0] if stops else 0
         self._stop_ids = torch.tensor(stops, dtype=torch.long, device=device)
 
     @property
@@ -72,6 +74,7 @@ class _Row:
             and not self._has_penalties
             and not sampling.logit_bias
             and sampling.logprobs is None
+            and sampling.timestamps is None
             and not self._generation.must_not_stop
         )
 
@@ -80,6 +83,9 @@ class _Row:
         raw_logprobs = None
         if sampling.logprobs is not None:
             raw_logprobs = torch.log_softmax(logits, dim=-1)
+        if sampling.timestamps is not None:
+            output_ids, end_id = self._generation.output_token_ids, self._end_id
+            apply_timestamp_rule(logits, output_ids, sampling.timestamps, end_id)
         if self._has_penalties:
             self._apply_penalties(logits)
         if len(self._bias_ids):

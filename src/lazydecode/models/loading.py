@@ -12,6 +12,7 @@ from typing import Any
 
 from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError
+from lazydecode.models import whisper
 from lazydecode.models.embeds import embed_tokens, named_ids
 from lazydecode.models.expansion import PromptExpander
 from lazydecode.models.family import Family, Proof
@@ -25,6 +26,7 @@ from lazydecode.models.probing import FamilyFacts, ModalityFacts, Probes, probe_
 from lazydecode.models.processor_call import ProcessorCall, processor_modalities
 from lazydecode.models.proving import Prover
 from lazydecode.models.registry import FamilyRecord, ModelLoadError, record_for
+from lazydecode.models.speech import SpeechModel, speech_model
 from lazydecode.models.template import (
     MODALITIES,
     ChatTemplate,
@@ -39,6 +41,7 @@ from lazydecode.processing.context import (
     ModelConfig,
     MultiModalConfig,
 )
+from lazydecode.processing.processor import BaseMultiModalProcessor
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +88,15 @@ class ModelFrontend:
     """How an engine finishes raw pixels."""
     findings: Findings | None = None
     """What was proven when the model was loaded."""
+    encoder_processor: BaseMultiModalProcessor | None = None
+    """Processes items of a model that has no place for them in its prompt."""
+    speech: SpeechModel | None = None
+    """How the model is asked to write down speech; None: it is not."""
+
+    @property
+    def any_processor(self) -> BaseMultiModalProcessor | None:
+        """What processes the model's items; None: text only."""
+        return self.mm_processor or self.encoder_processor
 
     @property
     def is_cacheable(self) -> bool:
@@ -113,8 +125,9 @@ class ModelFrontend:
             InvalidRequestError: If the model has no chat template, or it refuses the messages.
         """
         if self.template is None:
+            instead = "send token ids" if self.speech is None else "use /v1/audio/transcriptions"
             raise InvalidRequestError(
-                f"the model {self.model_id} has no chat template; send token ids instead"
+                f"the model {self.model_id} has no chat template; {instead} instead"
             )
         return self.template.render(
             messages,
@@ -184,6 +197,8 @@ def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
         trust_exif_image_id=settings.trust_exif_image_id,
         video_loader_backend=settings.video_loader_backend,
     )
+    if type(processor).__name__ == whisper.PROCESSOR_CLASS:
+        return _load_whisper(model, config, processor, tokenizer, ctx)
     if processor is None or chat is None or not processor_modalities(processor):
         info = GenericProcessingInfo(ctx, max_items={}, sampling_rate=None)
         return ModelFrontend(
@@ -201,6 +216,34 @@ def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
         )
     return _load_multimodal(
         model, settings, config, processor, tokenizer, chat, prompt_tokenizer, ctx
+    )
+
+
+def _load_whisper(
+    model: str, config: Any, processor: Any, tokenizer: Any, ctx: InputProcessingContext
+) -> ModelFrontend:
+    extractor = processor.feature_extractor
+    # Times are added tokens that are not special; in a client's words they are text all the same.
+    added = [token.content for token in tokenizer.added_tokens_decoder.values()]
+    prompt_tokenizer = PromptTokenizer(tokenizer, TextMarker(added))
+    info = GenericProcessingInfo(ctx, max_items={"audio": 1}, sampling_rate=extractor.sampling_rate)
+    description = describe_processor(processor, options={}, texts={}, raw_pixels=False)
+    return ModelFrontend(
+        model_id=model,
+        config=config,
+        tokenizer=tokenizer,
+        processor=processor,
+        info=info,
+        mm_processor=None,
+        modalities=("audio",),
+        max_items={"audio": 1},
+        fingerprint=fingerprint(description),
+        prompt_tokenizer=prompt_tokenizer,
+        template=None,
+        encoder_processor=whisper.WhisperMultiModalProcessor(info, extractor, prompt_tokenizer),
+        speech=whisper.WhisperSpeech(
+            model, config, float(extractor.chunk_length), prompt_tokenizer
+        ),
     )
 
 
@@ -271,6 +314,11 @@ def _load_multimodal(
         template=chat,
         pixel_plan=plan,
         findings=found,
+        speech=(
+            speech_model(processor, chat, prompt_tokenizer.marker)
+            if "audio" in modalities
+            else None
+        ),
     )
 
 

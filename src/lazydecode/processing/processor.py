@@ -70,6 +70,8 @@ class BaseMultiModalProcessor(ProcessingSteps):
     per_item: bool = False
     """Whether `_process_missing` treats each item by itself, so that its result can be shared
     and its failure names the item."""
+    items_in_prompt: bool = True
+    """Whether an item stands for tokens of the prompt; False: only an encoder reads it."""
 
     def __init__(
         self,

@@ -107,10 +107,11 @@ class BaseRenderer:
         self._processing = ThreadPoolExecutor(settings.processing_threads, "lazydecode-process")
         self._flights = ItemFlights(self._processing, media_executor=executor)
         self._runner: MultiModalRunner | None = None
-        if frontend.mm_processor is not None:
-            frontend.mm_processor.use_flights(self._flights, media_executor=executor)
+        processor = frontend.any_processor
+        if processor is not None:
+            processor.use_flights(self._flights, media_executor=executor)
             self._runner = MultiModalRunner(
-                frontend.mm_processor,
+                processor,
                 worker=self._mm_executor,
                 executor=executor.quick,
                 processing=self._processing,

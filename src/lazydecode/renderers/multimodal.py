@@ -164,8 +164,12 @@ class MultiModalRunner:
             mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
             mm_placeholders=rendering.placeholders,
         )
-        _check_placeholders(prompt)
+        self._check_placeholders(prompt)
         return prompt
+
+    def _check_placeholders(self, prompt: MultiModalInput) -> None:
+        if self._processor.items_in_prompt:
+            check_placeholders(prompt)
 
     async def drain(self) -> None:
         """Return when nothing runs any more of requests that were given up."""
@@ -330,7 +334,7 @@ class MultiModalRunner:
             return
         with nullcontext() if inputs.cache is None else inputs.cache.transaction():
             prompt = process()
-            _check_placeholders(prompt)
+            self._check_placeholders(prompt)
             deliver(prompt)
 
     @staticmethod
@@ -338,7 +342,7 @@ class MultiModalRunner:
         return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
-def _check_placeholders(prompt: MultiModalInput) -> None:
+def check_placeholders(prompt: MultiModalInput) -> None:
     """Refuse items of which the model sees nothing: it cannot run with tensors for no token."""
     for modality, places in prompt["mm_placeholders"].items():
         for index, place in enumerate(places):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lazydecode.tiny_models import tekken
-from lazydecode.tiny_models.config import tiny_config
+from lazydecode.tiny_models.config import generation_config, tiny_config
 from lazydecode.tiny_models.families import get_family
 from lazydecode.tiny_models.tokenizer import make_tokenizer
 from lazydecode.tiny_models.turns import chat_template
@@ -67,10 +67,12 @@ def _write_folder(family: Family, out: Path, *, weights: bool, seed: int) -> Non
     template = None
     if family.mistral_tokenizer:
         tokenizer = tekken.write_tokenizer(out)
-    else:
+    elif family.has_template:
         template = chat_template(family.turns, family.slots, bos=_template_bos(family))
         tokenizer = make_tokenizer(family, template=template)
         (out / "chat_template.jinja").write_text(template, encoding="utf-8")
+    else:
+        tokenizer = make_tokenizer(family)
     processor = None
     if family.processor is None:
         tokenizer.save_pretrained(out)
@@ -88,6 +90,10 @@ def _write_folder(family: Family, out: Path, *, weights: bool, seed: int) -> Non
         from lazydecode.tiny_models.weights import write_weights
 
         write_weights(family, out, seed=seed)
+    if family.generation or family.generation_tokens:
+        # After the weights: saving a model writes a file of this name too.
+        text = json.dumps(generation_config(family, tokenizer), indent=2, sort_keys=True) + "\n"
+        (out / "generation_config.json").write_text(text, encoding="utf-8")
 
 
 def _template_bos(family: Family) -> str | None:

@@ -181,3 +181,17 @@ def tiny_config(family: Family, tokenizer: Any, processor: Any) -> dict[str, Any
     config["model_type"] = family.model_type
     config["dtype"] = family.dtype
     return config
+
+
+def generation_config(family: Family, tokenizer: Any) -> dict[str, Any]:
+    """Return the family's generation configuration, with this tokenizer's ids."""
+    vocabulary = tokenizer.get_vocab()
+    config: dict[str, Any] = dict(family.generation)
+    for name, texts in family.generation_tokens.items():
+        if isinstance(texts, str):
+            config[name] = vocabulary[texts]
+        elif isinstance(texts, Mapping):
+            config[name] = {key: vocabulary[text] for key, text in texts.items()}
+        else:
+            config[name] = [vocabulary[text] for text in texts]
+    return config

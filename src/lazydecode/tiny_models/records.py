@@ -63,6 +63,14 @@ class Family:
     """Packages that the processor imports beyond the extra `processing`."""
     mistral_tokenizer: bool = False
     """The tokenizer is mistral-common's: `tekken.json`, and no chat template."""
+    has_template: bool = True
+    """Whether the folder has a chat template."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the folder's generation configuration."""
+    generation_tokens: Mapping[str, str | tuple[str, ...] | Mapping[str, str]] = field(
+        default_factory=dict
+    )
+    """The same for settings that hold ids of tokens, by the tokens' texts."""
     note: str = ""
 
     @property

@@ -4,6 +4,7 @@ from lazydecode.tiny_models.records import Family, Part
 from lazydecode.tiny_models.turns import BARE, GLM, QWEN, VICUNA, Slot
 
 _WHISPER_128 = Part("WhisperFeatureExtractor", {"feature_size": 128})
+_WHISPER_LANGUAGES = ("<|en|>", "<|de|>", "<|fr|>", "<|ja|>")
 
 FAMILIES = (
     Family(
@@ -115,9 +116,41 @@ FAMILIES = (
         model_type="whisper",
         processor="WhisperProcessor",
         turns=BARE,
+        has_template=False,
         audio=Part("WhisperFeatureExtractor"),
-        tokens=("<|startoftranscript|>", "<|en|>", "<|transcribe|>", "<|notimestamps|>"),
+        tokens=(
+            "<|startoftranscript|>",
+            *_WHISPER_LANGUAGES,
+            "<|translate|>",
+            "<|transcribe|>",
+            "<|startofprev|>",
+            "<|nospeech|>",
+            "<|notimestamps|>",
+            *(f"<|{step * 0.02:.2f}|>" for step in range(1501)),
+        ),
         slots={"audio": Slot("")},
+        token_settings={"decoder_start_token_id": "<|startoftranscript|>"},
+        config={"begin_suppress_tokens": []},
+        generation={"is_multilingual": True, "max_initial_timestamp_index": 50, "max_length": 448},
+        generation_tokens={
+            "bos_token_id": "<|endoftext|>",
+            "eos_token_id": "<|endoftext|>",
+            "pad_token_id": "<|pad|>",
+            "decoder_start_token_id": "<|startoftranscript|>",
+            "prev_sot_token_id": "<|startofprev|>",
+            "no_timestamps_token_id": "<|notimestamps|>",
+            "lang_to_id": {language: language for language in _WHISPER_LANGUAGES},
+            "task_to_id": {"transcribe": "<|transcribe|>", "translate": "<|translate|>"},
+            "begin_suppress_tokens": ("<|endoftext|>",),
+            "suppress_tokens": (
+                "<|startoftranscript|>",
+                "<|translate|>",
+                "<|transcribe|>",
+                "<|startofprev|>",
+                "<|nospeech|>",
+                "<|pad|>",
+            ),
+        },
         note="encoder-decoder: no placeholder in the text",
     ),
 )
