@@ -161,6 +161,11 @@ class Settings(BaseSettings):
     mm_processor_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="JSON: options of the model's processor."
     )
+    uuid_conflict: Literal["miss", "error"] = Field(
+        "miss",
+        description="Other media under a uuid that is known: miss processes them as items of "
+        "their own, and the uuid alone stands for neither; error refuses them.",
+    )
     processing_threads: int = Field(2, ge=1, description="Threads that run the model's processor.")
     raw_pixels: bool = Field(
         True,

@@ -6,6 +6,8 @@
     │   │   └── PluginError              400  it names a plug-in that cannot be used
     │   ├── BlockedURLError              400  the URL policy refuses this URL
     │   ├── TooManyItemsError            400  more media items than the model or the server takes
+    │   ├── MissingMediaError            400  an item without data that the cache does not hold
+    │   ├── UuidConflictError            400  a uuid that stands for other media already
     │   ├── PlaceholderMismatchError     400  the prompt's placeholders do not fit the items
     │   ├── AuthenticationError          401
     │   ├── NotFoundError                404  unknown model or route
@@ -112,6 +114,14 @@ class BlockedURLError(InvalidRequestError):
 
 class TooManyItemsError(InvalidRequestError):
     """The request has more items of a modality than the model or the server takes."""
+
+
+class MissingMediaError(InvalidRequestError):
+    """The request names an item by its uuid alone, and the cache does not hold it."""
+
+
+class UuidConflictError(InvalidRequestError):
+    """A uuid came with other media than it stands for; only with `--uuid-conflict error`."""
 
 
 class PlaceholderMismatchError(InvalidRequestError, RuntimeError):

@@ -59,13 +59,13 @@ def test_a_url_may_be_null_beside_a_uuid() -> None:
         user(
             {"type": "image_url", "image_url": None, "uuid": "a"},
             {"type": "image_url", "image_url": {"url": None}, "uuid": "b"},
-            {"type": "video_url", "uuid": ""},
+            {"type": "video_url", "uuid": "c"},
         )
     )
     assert [(m.source, m.uuid) for m in conversation.media] == [
         (None, "a"),
         (None, "b"),
-        (None, ""),
+        (None, "c"),
     ]
 
 
@@ -114,7 +114,11 @@ def test_tool_conversation_reaches_the_template_as_objects() -> None:
             {"type": "input_audio", "input_audio": {"data": "QQ==", "format": "../x"}},
             "input_audio.format",
         ),
-        ({"type": "image_url", "image_url": {"url": "x"}, "uuid": "u" * 2000}, "uuid"),
+        *(
+            ({"type": "image_url", "image_url": {"url": "x"}, "uuid": uuid}, "uuid")
+            for uuid in ("u" * 1025, "u" * 10_000, "", "a\nb", "\x00", "a\x85", 7, ["u"], {}, True)
+        ),
+        ({"type": "image_url", "image_url": {"uuid": ""}}, "image_url.uuid"),
     ],
 )
 def test_a_bad_media_part_is_named_with_its_index(part: dict[str, Any], parameter: str) -> None:

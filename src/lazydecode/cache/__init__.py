@@ -12,6 +12,7 @@ from lazydecode.cache.base import (
     ProcessedItem,
     item_nbytes,
 )
+from lazydecode.cache.bindings import CONTESTED, UuidBindings
 from lazydecode.cache.lru import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
@@ -21,6 +22,7 @@ from lazydecode.cache.registry import PROCESSOR_CACHE_REGISTRY, ProcessorCaches
 from lazydecode.cache.ring import CacheStats, LRUCache
 
 __all__ = [
+    "CONTESTED",
     "PROCESSOR_CACHE_REGISTRY",
     "BaseMultiModalCache",
     "BaseMultiModalProcessorCache",
@@ -33,5 +35,6 @@ __all__ = [
     "MultiModalReceiverCache",
     "ProcessedItem",
     "ProcessorCaches",
+    "UuidBindings",
     "item_nbytes",
 ]

@@ -29,6 +29,8 @@ class ProcessorInputs:
     mm_data_items: MultiModalDataItems
     mm_uuid_items: Mapping[str, Sequence[str | None]] | None = None
     """Modality -> the client's identity of each item; None where it gave none."""
+    mm_hash_items: Mapping[str, Sequence[str]] | None = None
+    """Modality -> the identity of each item's processed result, where that is known already."""
     hf_processor_mm_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Options of the model's processor."""
     media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -62,18 +64,28 @@ class ProcessorInputs:
 
     def get_item_hash(self, modality: str, index: int, model_id: str, algorithm: str) -> str:
         """Return the identity of one item's processed result."""
+        if self.mm_hash_items is not None:
+            return self.mm_hash_items[modality][index]
         uuids = (self.mm_uuid_items or {}).get(modality)
         uuid = None if uuids is None else uuids[index]
+        if uuid is not None:
+            return self.get_uuid_hash(modality, uuid, model_id, algorithm)
         item = self.mm_data_items[modality].get_raw(index)
         factors = self._hash_factors(modality)
-        if uuid is None and isinstance(item, MediaRef):
+        if isinstance(item, MediaRef):
             # The decode options are in the spec, and the spec is in the key.
             factors.pop("media_io_kwargs", None)
             if not item.key_covers_spec:
                 factors["decode_spec"] = item.spec.canonical_bytes()
-        if uuid is not None and not factors:
+        named = {modality: item}
+        return MultiModalHasher.hash_kwargs(algorithm, model_id=model_id, **named, **factors)
+
+    def get_uuid_hash(self, modality: str, uuid: str, model_id: str, algorithm: str) -> str:
+        """Return what a client's uuid is called among all tenants, models and options."""
+        factors = self._hash_factors(modality)
+        if not factors:
             return uuid
-        named = {modality: item if uuid is None else uuid}
+        named = {modality: uuid}
         return MultiModalHasher.hash_kwargs(algorithm, model_id=model_id, **named, **factors)
 
     def _hash_factors(self, modality: str) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping, Sequence
 
 from lazydecode.cache import BaseMultiModalProcessorCache
-from lazydecode.errors import InvalidRequestError
+from lazydecode.errors import MissingMediaError
 from lazydecode.parse import MultiModalDataItems
 
 Positions = dict[str, list[int]]
@@ -29,7 +29,7 @@ def find_missing(
         known: Hashes whose results are at hand although no cache has them.
 
     Raises:
-        InvalidRequestError: If the client sent no data for an item that is neither cached nor
+        MissingMediaError: If the client sent no data for an item that is neither cached nor
             known.
     """
     flags: Flags = {}
@@ -51,12 +51,12 @@ def require_data(mm_data_items: MultiModalDataItems, modality: str, position: in
     """Check that an item has data.
 
     Raises:
-        InvalidRequestError: If it has none; it is a `ValueError`.
+        MissingMediaError: If it has none; it is a `ValueError`.
     """
     items = mm_data_items[modality]
     if items.get_raw(position) is None:
         index = items.get_original_index(position)
-        raise InvalidRequestError(
+        raise MissingMediaError(
             f"Cache miss for {modality} at index {index} but data is not provided.",
             modality=modality,
             index=index,

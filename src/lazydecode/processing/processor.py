@@ -348,6 +348,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
             prompt="",
             mm_data_items=MultiModalDataItems({modality: group}),
             mm_uuid_items=None,
+            mm_hash_items=None,
             cache=None,
         )
 

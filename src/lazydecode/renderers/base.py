@@ -25,15 +25,19 @@ from typing import Any, Final, TypeVar
 from lazydecode.cache import PROCESSOR_CACHE_REGISTRY, BaseMultiModalProcessorCache
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
+from lazydecode.errors import MissingMediaError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.models.loading import ModelFrontend
+from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.flights import ItemFlights
+from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.renderers.chat import Conversation, check_item_counts
 from lazydecode.renderers.hold import EncodedHold
+from lazydecode.renderers.identities import ItemIdentities
 from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
 from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner, time_limit
 from lazydecode.renderers.timeline import Timeline
@@ -104,6 +108,7 @@ class BaseRenderer:
             max_wait_s=limits.max_wait_s,
         )
         self._fetcher = MediaFetcher(connector, frontend.info, limits=limits)
+        self.identities = ItemIdentities(frontend.info, conflict=settings.uuid_conflict)
         self._processing = ThreadPoolExecutor(settings.processing_threads, "lazydecode-process")
         self._flights = ItemFlights(self._processing, media_executor=executor)
         self._runner: MultiModalRunner | None = None
@@ -117,12 +122,18 @@ class BaseRenderer:
                 processing=self._processing,
                 budget=self.decoded_budget,
                 limits=limits,
+                identities=self.identities,
                 fingerprint=frontend.fingerprint,
             )
 
     @asynccontextmanager
     async def open(
-        self, request: RenderRequest, *, timeline: Timeline, hold: EncodedHold | None = None
+        self,
+        request: RenderRequest,
+        *,
+        timeline: Timeline,
+        hold: EncodedHold | None = None,
+        for_engine: bool = False,
     ) -> AsyncIterator[RenderedRequest]:
         """Fetch the media and write the prompt; the block decides what is made of them.
 
@@ -132,6 +143,8 @@ class BaseRenderer:
             request: What to render.
             timeline: Is told of stages and items.
             hold: What the request holds of the memory budget already.
+            for_engine: Whether it will be processed for the engine, and not just rendered: what
+                that cache holds need not be fetched if a uuid names it.
 
         Raises:
             LazyDecodeError: If the request cannot be rendered; nothing was fetched for one
@@ -148,6 +161,11 @@ class BaseRenderer:
         )
         decoders = self._fetcher.resolve(
             sorted({item.modality for item in conversation.media}), media_io_kwargs
+        )
+        self.identities.find_held(
+            conversation.media,
+            self._options(request, media_io_kwargs),
+            self.sender_cache if for_engine else self.render_cache,
         )
         limit_s = self.settings.max_render_time
         deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
@@ -169,11 +187,28 @@ class BaseRenderer:
                 cache_salt=request.cache_salt,
                 deadline=deadline,
             )
+
+            async def fetch_late() -> None:
+                await self._fetcher.fetch_late(items, decoders, hold=hold, timeline=timeline)
+
             try:
-                yield RenderedRequest(self, job, timeline)
+                yield RenderedRequest(self, job, timeline, fetch_late)
             finally:
                 for item in items:
                     item.release()
+
+    def _options(
+        self, request: RenderRequest, media_io_kwargs: Mapping[str, Mapping[str, Any]]
+    ) -> ProcessorInputs:
+        """What of a request tells the uses of a uuid apart."""
+        return ProcessorInputs(
+            "",
+            MultiModalDataItems(),
+            hf_processor_mm_kwargs=request.mm_processor_kwargs,
+            media_io_kwargs=media_io_kwargs,
+            cache_salt=request.cache_salt,
+            processor_fingerprint=self.frontend.fingerprint,
+        )
 
     def _max_items(self) -> dict[str, int | None]:
         """The model's limits and the server's, the lower one each."""
@@ -241,10 +276,17 @@ class RenderedRequest:
     It can be processed as often as needed: again when the engine lost what it was sent.
     """
 
-    def __init__(self, renderer: BaseRenderer, job: Job, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        renderer: BaseRenderer,
+        job: Job,
+        timeline: Timeline,
+        fetch_late: Callable[[], Awaitable[None]],
+    ) -> None:
         self._renderer = renderer
         self._job = job
         self._timeline = timeline
+        self._fetch_late = fetch_late
         self.num_prompt_tokens = 0
         """Length of the prompt with expanded placeholders; 0 before it was processed."""
         self.processing_s = 0.0
@@ -277,8 +319,9 @@ class RenderedRequest:
         """
         cache = self._renderer.render_cache
         if self._job.items and not with_payload:
-            sketched = await self._renderer.runner.render_from_headers(
-                self._job, cache, self._timeline
+            runner = self._renderer.runner
+            sketched = await self._with_late_items(
+                lambda: runner.render_from_headers(self._job, cache, self._timeline)
             )
             if sketched is not None:
                 return sketched
@@ -317,9 +360,26 @@ class RenderedRequest:
                 # Without items no cache changes, so the order does not matter.
                 take(_text_input(self._job.prompt))
             else:
-                await self._renderer.runner.run(self._job, cache, take, self._timeline)
+                runner = self._renderer.runner
+                await self._with_late_items(
+                    lambda: runner.run(self._job, cache, take, self._timeline)
+                )
         finally:
             self.processing_s += time.perf_counter() - started
+
+    async def _with_late_items(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Do `work`; what was not fetched, since the cache held it, is fetched if that lost it."""
+        items, deadline = self._job.items, self._job.deadline
+        try:
+            return await work()
+        except MissingMediaError:
+            if not any(item.origin for item in items):
+                raise
+        with time_limit(deadline):
+            async with asyncio.timeout_at(deadline):
+                await self._fetch_late()
+        self._job.deadline = deadline
+        return await work()
 
 
 def _text_input(prompt_token_ids: list[int]) -> MultiModalInput:

@@ -21,6 +21,7 @@ from lazydecode.renderers.messages import (
     MediaURL,
     ToolCall,
     read_media_text,
+    read_uuid,
 )
 from lazydecode.renderers.nesting import check_nesting, is_nested_too_deeply
 
@@ -33,7 +34,6 @@ _MODALITIES: Final = {
     "input_audio": "audio",
 }
 _DETAILS: Final = (None, "auto", "low", "high", "original")
-_MAX_UUID_CHARS: Final = 1024
 
 
 @dataclass(slots=True)
@@ -51,6 +51,8 @@ class MediaRequest:
     media_type: str | None = None
     """Set for bare base64 (`input_audio`): the media type that its format names."""
     uuid: str | None = None
+    is_held: bool = False
+    """Whether a cache holds what the uuid stands for, so that the URL is left alone."""
 
     def __repr__(self) -> str:
         return f"<MediaRequest {self.modality}[{self.index}] at {self.where}>"
@@ -200,7 +202,7 @@ def _parse_part(
 def _parse_media(part: ContentPart, kind: str, where: str) -> MediaRequest:
     field_name = f"{where}.{kind}"
     value = getattr(part, kind)
-    uuid = part.uuid
+    uuid = read_uuid(part.uuid, where=f"{where}.uuid")
     source: str | memoryview | None = None
     media_type = None
     if isinstance(value, InputAudio):
@@ -218,16 +220,13 @@ def _parse_media(part: ContentPart, kind: str, where: str) -> MediaRequest:
             raise InvalidRequestError(
                 f"{field_name}.detail must be auto, low or high", parameter=f"{field_name}.detail"
             )
-        uuid = value.uuid if uuid is None else uuid
+        if uuid is None:
+            uuid = read_uuid(value.uuid, where=f"{field_name}.uuid")
     else:
         source = value
     if source is None and uuid is None:
         missing = f"{field_name}.url" if isinstance(value, MediaURL) else field_name
         raise InvalidRequestError(f"{missing} is missing", parameter=missing)
-    if uuid is not None and len(uuid) > _MAX_UUID_CHARS:
-        raise InvalidRequestError(
-            f"{where}.uuid is longer than {_MAX_UUID_CHARS} characters", parameter=f"{where}.uuid"
-        )
     return MediaRequest(_MODALITIES[kind], -1, where, source, media_type, uuid)
 
 

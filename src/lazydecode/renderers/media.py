@@ -49,7 +49,9 @@ class EncodedItem:
     index: int
     uuid: str | None
     ref: MediaRef[Any] | None
-    """None: the client gave a uuid alone."""
+    """None: the client gave a uuid alone, or a cache holds the item."""
+    origin: MediaRequest | None = None
+    """Where to fetch what was not fetched, should the cache have lost it."""
 
     def new_ref(self) -> MediaRef[Any] | None:
         """An undecoded ref over the same payload, to be decoded and released by its taker."""
@@ -142,7 +144,7 @@ class MediaFetcher:
         """
         known = sum(_known_bytes(item) for item in media)
         self._check_total(known)
-        unknown = sum(1 for item in media if isinstance(item.source, str))
+        unknown = sum(1 for item in media if isinstance(item.source, str) and not item.is_held)
         await hold.require(known + unknown * _GUESS_BYTES)
         items = await self._fetch_each(media, decoders, timeline)
         try:
@@ -161,6 +163,35 @@ class MediaFetcher:
             raise
         return items
 
+    async def fetch_late(
+        self,
+        items: Sequence[EncodedItem],
+        decoders: Mapping[str, MediaIO[Any]],
+        *,
+        hold: EncodedHold,
+        timeline: Timeline,
+    ) -> None:
+        """Fetch into `items` what was left out since a cache held it, and does no more.
+
+        Raises:
+            LazyDecodeError: The first failure, with its item named.
+        """
+        late = [(item, item.origin) for item in items if item.origin is not None]
+        present = _payload_bytes(items)
+        await hold.require(present + len(late) * _GUESS_BYTES)
+        for _, origin in late:
+            origin.is_held = False
+        fetched = await self._fetch_each([origin for _, origin in late], decoders, timeline)
+        try:
+            total = self._check_total(present + _payload_bytes(fetched))
+            await hold.require(total)
+            hold.shrink(total)
+        except BaseException:
+            _release(fetched)
+            raise
+        for (item, _), new in zip(late, fetched, strict=True):
+            item.ref, item.origin = new.ref, None
+
     async def _fetch_again(
         self,
         media: Sequence[MediaRequest],
@@ -170,7 +201,9 @@ class MediaFetcher:
         hold: EncodedHold,
         timeline: Timeline,
     ) -> list[EncodedItem]:
-        remote = [at for at, item in enumerate(media) if item.source is not None]
+        remote = [
+            at for at, item in enumerate(media) if item.source is not None and not item.is_held
+        ]
         _release([items[at] for at in remote])
         await hold.release()
         await hold.require(total)
@@ -198,7 +231,7 @@ class MediaFetcher:
         waits: list[Coroutine[Any, Any, EncodedItem]] = []
         for item in media:
             task: asyncio.Task[Fetched] | None = None
-            if item.source is not None:
+            if item.source is not None and not item.is_held:
                 key = (item.modality, item.source if isinstance(item.source, str) else item.where)
                 task = tasks.get(key)
                 if task is None:
@@ -247,7 +280,8 @@ async def _wait_for_item(
 ) -> EncodedItem:
     record = timeline.item(item.modality, item.index)
     if task is None:
-        return EncodedItem(item.modality, item.index, item.uuid, None)
+        origin = item if item.is_held else None
+        return EncodedItem(item.modality, item.index, item.uuid, None, origin)
     try:
         ref, trace = await task
     except LazyDecodeError as exc:

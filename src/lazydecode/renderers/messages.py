@@ -6,6 +6,7 @@ therefore never built as text; `MediaText` slices it, and base64 is decoded from
 
 from __future__ import annotations
 
+import unicodedata
 from typing import Any, Final
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from lazydecode.errors import InvalidRequestError
 
 _SCAN_BYTES: Final = 1 << 16
+_MAX_UUID_CHARS: Final = 1024
 
 
 class MediaURL(msgspec.Struct):
@@ -22,7 +24,7 @@ class MediaURL(msgspec.Struct):
     """A JSON string, or null beside a uuid."""
     detail: str | None = None
     """OpenAI's hint for images. Checked, and without effect: models set their own sizes."""
-    uuid: str | None = None
+    uuid: msgspec.Raw = msgspec.Raw()
 
 
 class InputAudio(msgspec.Struct):
@@ -58,7 +60,7 @@ class ContentPart(msgspec.Struct):
     video_url: MediaURL | str | None = None
     audio_url: MediaURL | str | None = None
     input_audio: InputAudio | None = None
-    uuid: str | None = None
+    uuid: msgspec.Raw = msgspec.Raw()
     """The caller's identity of the media item."""
 
 
@@ -97,6 +99,37 @@ def read_media_text(raw: msgspec.Raw, *, where: str) -> str | memoryview | None:
         except msgspec.DecodeError as exc:
             raise InvalidRequestError(f"{where} is not a valid string", parameter=where) from exc
     return inner
+
+
+def read_uuid(raw: msgspec.Raw, *, where: str) -> str | None:
+    """Return the client's identity of an item; None for null or an absent value.
+
+    Raises:
+        InvalidRequestError: If it is no string, empty, too long, or has control characters.
+    """
+    view = memoryview(raw)
+    if len(view) == 0 or bytes(view[:4]) == b"null":
+        return None
+
+    def refuse(rule: str) -> InvalidRequestError:
+        return InvalidRequestError(f"{where} {rule}", parameter=where)
+
+    if view[0] != 0x22:
+        raise refuse("must be a string")
+    # An escape sequence of six bytes is the longest way to write a character.
+    if len(view) > 6 * _MAX_UUID_CHARS + 2:
+        raise refuse(f"is longer than {_MAX_UUID_CHARS} characters")
+    try:
+        uuid = msgspec.json.decode(raw, type=str)
+    except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+        raise refuse("is not a valid string") from exc
+    if not uuid:
+        raise refuse("must not be empty")
+    if len(uuid) > _MAX_UUID_CHARS:
+        raise refuse(f"is longer than {_MAX_UUID_CHARS} characters")
+    if any(unicodedata.category(char) in ("Cc", "Cs") for char in uuid):
+        raise refuse("must not have control characters")
+    return uuid
 
 
 def _has_escape(view: memoryview) -> bool:

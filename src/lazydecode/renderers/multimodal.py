@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache
@@ -15,6 +15,7 @@ from lazydecode.errors import (
     InvalidRequestError,
     LazyDecodeError,
     MediaTooLargeError,
+    MissingMediaError,
     TimeLimitError,
 )
 from lazydecode.inputs import MultiModalInput
@@ -28,6 +29,7 @@ from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.timing import TimingContext
+from lazydecode.renderers.identities import ItemIdentities, NamedItem
 from lazydecode.renderers.media import EncodedItem
 from lazydecode.renderers.timeline import Timeline
 
@@ -64,6 +66,7 @@ class MultiModalRunner:
         processing: Threads for processors that take a request's items together.
         budget: Decoded bytes that all requests together may hold.
         limits: Decoded bytes that one request may hold.
+        identities: Finds what items are.
         fingerprint: Stands for everything of the processor that results depend on.
     """
 
@@ -76,6 +79,7 @@ class MultiModalRunner:
         processing: Executor,
         budget: ByteBudget,
         limits: RequestLimits,
+        identities: ItemIdentities,
         fingerprint: str = "",
     ) -> None:
         self._processor = processor
@@ -84,6 +88,7 @@ class MultiModalRunner:
         self._processing = processing
         self._budget = budget
         self._limits = limits
+        self._identities = identities
         self._fingerprint = fingerprint
         self._given_up: set[asyncio.Task[None]] = set()
 
@@ -107,7 +112,7 @@ class MultiModalRunner:
         deadline, job.deadline = job.deadline, None  # repairs are not the client's doing
         try:
             with time_limit(deadline), client_errors():
-                inputs = self._build_inputs(job, cache, refs)
+                inputs, named = self._build_inputs(job, cache, refs)
                 async with AsyncExitStack() as stack:
                     with timeline.stage("budget"):
                         estimate = await self._estimate(inputs)
@@ -115,7 +120,9 @@ class MultiModalRunner:
                             await stack.enter_async_context(self._budget.reserve(estimate))
                     cancellation = _Cancellation()
                     task = asyncio.ensure_future(
-                        self._run_held(stack.pop_all(), refs, inputs, deliver, timing, cancellation)
+                        self._run_held(
+                            stack.pop_all(), refs, inputs, named, deliver, timing, cancellation
+                        )
                     )
                 await self._wait_until(task, deadline, cancellation)
         finally:
@@ -139,7 +146,7 @@ class MultiModalRunner:
         refs: list[MediaRef[Any]] = []
         try:
             with timeline.stage("headers"), client_errors():
-                inputs = self._build_inputs(job, cache, refs)
+                inputs, _ = self._build_inputs(job, cache, refs)
                 if not self._find_missing(inputs):
                     return None
                 return await self._on(
@@ -204,6 +211,7 @@ class MultiModalRunner:
         held: AsyncExitStack,
         refs: Sequence[MediaRef[Any]],
         inputs: ProcessorInputs,
+        named: Sequence[NamedItem],
         deliver: Deliver,
         timing: TimingContext,
         cancellation: _Cancellation,
@@ -211,38 +219,40 @@ class MultiModalRunner:
         """Run the phases, then give back what the request holds; never cancelled itself."""
         async with held:
             try:
-                await self._run_phases(inputs, deliver, timing, cancellation)
+                await self._run_phases(inputs, named, deliver, timing, cancellation)
             finally:
                 for ref in refs:
                     ref.release()
 
     def _build_inputs(
         self, job: Job, cache: BaseMultiModalProcessorCache | None, refs: list[MediaRef[Any]]
-    ) -> ProcessorInputs:
+    ) -> tuple[ProcessorInputs, list[NamedItem]]:
+        """Return the inputs, and what uuids stand for once they were processed."""
         data: dict[str, list[MediaRef[Any] | None]] = {}
-        uuids: dict[str, list[str | None]] = {}
         for item in job.items:
             ref = item.new_ref()
             if ref is not None:
                 refs.append(ref)
             elif cache is None:
-                raise InvalidRequestError(
+                raise MissingMediaError(
                     "an item with a uuid alone needs the processor cache, which is off",
                     modality=item.modality,
                     index=item.index,
                 )
             data.setdefault(item.modality, []).append(ref)
-            uuids.setdefault(item.modality, []).append(item.uuid)
-        return ProcessorInputs(
+        inputs = ProcessorInputs(
             job.prompt,
             self._processor.info.parse_mm_data(data, validate=False),
-            mm_uuid_items=uuids,
             hf_processor_mm_kwargs=job.mm_processor_kwargs,
             media_io_kwargs=job.media_io_kwargs,
             cache=cache,
             cache_salt=job.cache_salt,
             processor_fingerprint=self._fingerprint,
         )
+        if cache is None:
+            return inputs, []
+        resolved = self._identities.resolve(job.items, inputs)
+        return replace(inputs, mm_hash_items=resolved.hashes), resolved.named
 
     # -- the budget
 
@@ -293,6 +303,7 @@ class MultiModalRunner:
     async def _run_phases(
         self,
         inputs: ProcessorInputs,
+        named: Sequence[NamedItem],
         deliver: Deliver,
         timing: TimingContext,
         cancellation: _Cancellation,
@@ -302,7 +313,7 @@ class MultiModalRunner:
             await self._on(
                 self._worker,
                 lambda: self._finish(
-                    inputs, deliver, cancellation, lambda: processor.apply(inputs)
+                    inputs, named, deliver, cancellation, lambda: processor.apply(inputs)
                 ),
             )
             return
@@ -318,13 +329,18 @@ class MultiModalRunner:
                 await self._on(
                     self._worker,
                     lambda: self._finish(
-                        inputs, deliver, cancellation, lambda: processor.apply_phase2(state)
+                        inputs,
+                        named,
+                        deliver,
+                        cancellation,
+                        lambda: processor.apply_phase2(state),
                     ),
                 )
 
     def _finish(
         self,
         inputs: ProcessorInputs,
+        named: Sequence[NamedItem],
         deliver: Deliver,
         cancellation: _Cancellation,
         process: Callable[[], MultiModalInput],
@@ -335,6 +351,7 @@ class MultiModalRunner:
         with nullcontext() if inputs.cache is None else inputs.cache.transaction():
             prompt = process()
             self._check_placeholders(prompt)
+            self._identities.bind(named)
             deliver(prompt)
 
     @staticmethod

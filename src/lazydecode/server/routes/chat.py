@@ -47,7 +47,10 @@ async def _answer(
     sampling = build_sampling(request, context.default_sampling)
     answer = _Answer(context, exchange, request)
     async with context.renderer.open(
-        render_request(parsed, answer.id), timeline=exchange.timeline, hold=parsed.hold
+        render_request(parsed, answer.id),
+        timeline=exchange.timeline,
+        hold=parsed.hold,
+        for_engine=True,
     ) as rendered:
         generation = Generation(
             context.engine,
