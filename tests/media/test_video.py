@@ -239,7 +239,7 @@ def test_merge(server: Any, request_: Any, merged: dict[str, Any]) -> None:
     assert before == (server or {}, request_ or {})
 
 
-@pytest.mark.parametrize("name", ["device", "gpu_decoder", "num_decoders", "decoder_pool_size"])
+@pytest.mark.parametrize("name", ["device", "gpu_decoder", "decoder_pool_size"])
 def test_request_may_not_choose_hardware(name: str) -> None:
     with pytest.raises(ValidationError, match="when the server starts") as caught:
         VideoMediaIO.merge_kwargs({name: 1}, {name: 2})

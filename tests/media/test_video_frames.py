@@ -76,12 +76,12 @@ FORMATS: dict[str, dict[str, Any]] = {
 COUNT, FPS = 60, 25
 
 
-def sample(name: str) -> bytes:
+def sample(name: str, size: tuple[int, int] = (96, 64)) -> bytes:
     options = dict(FORMATS[name])
     for key in ("codec_options", "muxer_options"):
         if key in options:
             options[key] = _FrozenDict(options[key])
-    return build(COUNT, FPS, (96, 64), **options)
+    return build(COUNT, FPS, size, **options)
 
 
 class _FrozenDict(dict[str, str]):

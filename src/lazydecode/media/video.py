@@ -226,7 +226,7 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
         return JpegSequence.parse(data, self.num_frames, self.kwargs, self.limits)
 
 
-_STARTUP_ONLY: Final = frozenset({"device", "gpu_decoder", "num_decoders", "decoder_pool_size"})
+_STARTUP_ONLY: Final = frozenset({"device", "gpu_decoder", "decoder_pool_size"})
 """Options that choose hardware and pools: the server's alone, whatever the backend."""
 
 

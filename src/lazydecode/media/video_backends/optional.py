@@ -151,6 +151,10 @@ class FrameCollector:
         """Whether every wanted frame came."""
         return len(self._found) == len(self._slots)
 
+    def lacks(self, number: int) -> bool:
+        """Whether the frame `number` is wanted and did not come yet."""
+        return number in self._slots and number not in self._found
+
     def slot(self, number: int, width: int, height: int) -> NDArray[np.uint8]:
         """Return where the wanted frame `number` goes, shape (height, width, 3).
 
