@@ -262,6 +262,10 @@ class FakeGpuDecoder:
     def __init__(self, **options: Any) -> None:
         self.calls.append(options)
         self.context = av.CodecContext.create("h264", "r")
+        self.seek_pts = 0
+
+    def SetSeekPTS(self, pts: int) -> None:
+        self.seek_pts = pts
 
     def Decode(self, packet: FakeGpuPacket) -> list[FakeGpuFrame]:
         data = av.Packet(ctypes.string_at(packet.bsl_data, packet.bsl)) if packet.bsl else None
@@ -270,7 +274,7 @@ class FakeGpuDecoder:
         frames = self.context.decode(data)
         if data is None:
             self.context.flush_buffers()
-        return [FakeGpuFrame(frame, self.shift) for frame in frames]
+        return [FakeGpuFrame(frame, self.shift) for frame in frames if frame.pts >= self.seek_pts]
 
 
 @pytest.fixture
