@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lazydecode.errors import LazyDecodeError
 from lazydecode.media.base import VideoHeader
-from lazydecode.media.video_backends.frame_index import read_index
+from lazydecode.media.video_backends.frame_index import FrameIndex, read_index
 
 
 def probe_video_header(data: bytes) -> VideoHeader | None:
@@ -14,10 +14,18 @@ def probe_video_header(data: bytes) -> VideoHeader | None:
     has the right one here. Size and rotation are the container's word.
     """
     try:
-        index = read_index(data)
-        timeline = index.timeline
+        return header_of(read_index(data))
     except LazyDecodeError:
         return None
+
+
+def header_of(index: FrameIndex) -> VideoHeader | None:
+    """Return the header of a video whose packets were read; None if it states no size.
+
+    Raises:
+        LazyDecodeError: If its packets make no timeline.
+    """
+    timeline = index.timeline
     width, height = index.orientation.size(index.width, index.height)
     if not width or not height:
         return None

@@ -22,6 +22,7 @@ _LIBRARIES: Final = (
     "pillow",
     "pillow-heif",
     "av",
+    "torchcodec",
     "soundfile",
     "soxr",
 )

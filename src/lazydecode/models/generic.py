@@ -11,8 +11,10 @@ from typing import Any
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalKwargsItem, PlaceholderRange
 from lazydecode.media.audio import resampled_length
-from lazydecode.media.base import AudioHeader, ImageHeader, MediaRef, VideoHeader
-from lazydecode.media.video import plan_frames
+from lazydecode.media.base import AudioHeader, ImageHeader, MediaIO, MediaRef, VideoHeader
+from lazydecode.media.raw_video import RAW_VIDEO_DECODER, RawVideoMediaIO
+from lazydecode.media.video import VideoMediaIO, plan_frames
+from lazydecode.models.containers import ContainerReader
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.family import Family, Sketch
 from lazydecode.models.header_only import video_shape
@@ -40,6 +42,7 @@ class GenericProcessingInfo(BaseProcessingInfo):
         ctx: The model.
         max_items: Modality -> items per request that the family takes; None: any number.
         sampling_rate: Rate in Hz that its audio processor takes; None: it has none.
+        containers: What reads videos for a family that opens them itself; else None.
     """
 
     def __init__(
@@ -48,8 +51,10 @@ class GenericProcessingInfo(BaseProcessingInfo):
         *,
         max_items: Mapping[str, int | None],
         sampling_rate: int | None,
+        containers: ContainerReader | None = None,
     ) -> None:
         super().__init__(ctx)
+        self._containers = containers
         self._max_items = dict(max_items)
         self._parser = GenericDataParser(target_sr=sampling_rate, video_needs_metadata=True)
 
@@ -60,6 +65,32 @@ class GenericProcessingInfo(BaseProcessingInfo):
     def get_data_parser(self) -> MultiModalDataParser:
         """Return the parser; it is shared, as it keeps nothing."""
         return self._parser
+
+    def get_media_io(
+        self, modality: str, media_io_kwargs: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> MediaIO[Any]:
+        """As in the base class; a family that opens videos itself gets them undecoded.
+
+        Options for videos say how to decode them, and are then followed.
+        """
+        media_io = super().get_media_io(modality, media_io_kwargs)
+        if self._containers is None or (media_io_kwargs or {}).get(modality):
+            return media_io
+        if not isinstance(media_io, VideoMediaIO):
+            return media_io
+        return RawVideoMediaIO(media_io, limits=self.ctx.decode_limits)
+
+    def estimate_decoded_bytes(
+        self, modality: str, ref: MediaRef[Any], options: Mapping[str, Any]
+    ) -> int:
+        """As in the base class; of a container, what the family's class reads of it."""
+        header = ref.header
+        if self._containers is None or not is_container(ref) or not isinstance(header, VideoHeader):
+            return super().estimate_decoded_bytes(modality, ref, options)
+        plan = self._containers.plan(header, options)
+        # Without a plan: two frames a second, as the classes do that open videos themselves.
+        frames = int((header.duration_s or 0) * 2) + 1 if plan is None else _count(plan)
+        return frames * header.width * header.height * 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +176,15 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         item = items.get_raw(position)
         if item is None:
             return None
-        if isinstance(item, MediaRef) and not item.is_decoded:
+        if isinstance(item, MediaRef) and is_container(item):
+            containers, header = self.family.call.containers, item.header
+            if containers is None or not isinstance(header, VideoHeader):
+                return None
+            merged = self.family.options.merge(options)
+            plan = containers.plan(header, merged)
+            shape = None if plan is None else video_shape(plan)
+            options = {**options, "do_sample_frames": False}
+        elif isinstance(item, MediaRef) and not item.is_decoded:
             shape = shape_from_header(modality, item, self.family.call.sampling_rate)
         else:
             shape = shape_of(modality, items.get(position))
@@ -184,6 +223,15 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         }
         built = self.family.build_prompt(inputs.prompt, texts, inputs.hf_processor_mm_kwargs)
         return built.token_ids, built.placeholders
+
+
+def is_container(ref: MediaRef[Any]) -> bool:
+    """Whether an item is handed to the family's class as a container."""
+    return ref.spec.settings.get("decoder") == RAW_VIDEO_DECODER
+
+
+def _count(metadata: Mapping[str, Any]) -> int:
+    return len(metadata["frames_indices"])
 
 
 def shape_from_header(

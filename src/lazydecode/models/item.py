@@ -15,6 +15,7 @@ from PIL import Image
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.inputs import MultiModalKwargsItem
+from lazydecode.media.raw_video import RawVideo
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.field_inference import FieldInferenceError, FieldRules
 from lazydecode.models.header_only import video_shape
@@ -82,7 +83,7 @@ class ItemProcessor:
 
         Args:
             modality: `image`, `video` or `audio`.
-            item: A picture; (frames, metadata); samples at the processor's rate.
+            item: A picture; (frames, metadata) or a container; samples at the processor's rate.
             options: The request's processor options.
             substitutes: See `ProcessorCall`.
 
@@ -171,7 +172,9 @@ class ItemProcessor:
     def text_of(self, modality: str, item: Any, output: ProcessorOutput) -> ItemText:
         """Return what stands in the prompt for the item that gave this output."""
         tokenizer = self.call.tokenizer
-        shape = shape_of(modality, item)
+        shape = (
+            _shape_read(item, output) if isinstance(item, RawVideo) else shape_of(modality, item)
+        )
         found = [o for o in output.offsets if o["type"] == modality] or output.offsets
         if found:
             return ItemText(modality, tokenizer.collapse(found[0]["replacement"]), shape=shape)
@@ -183,6 +186,14 @@ class ItemProcessor:
             output.add_special_tokens,
         )
         return ItemText(modality, None, tuple(ids), shape)
+
+
+def _shape_read(video: RawVideo, output: ProcessorOutput) -> tuple[Any, ...]:
+    """Return the size of a video by what the class read of it."""
+    metadata = dict(output.video_metadata[0].items())
+    metadata["frames_indices"] = [int(index) for index in metadata["frames_indices"]]
+    metadata |= {"width": video.header.width, "height": video.header.height}
+    return video_shape(metadata)
 
 
 _thread = threading.local()

@@ -13,6 +13,7 @@ from typing import Any
 from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError
 from lazydecode.models import whisper
+from lazydecode.models.containers import container_reader
 from lazydecode.models.embeds import embed_tokens, named_ids
 from lazydecode.models.expansion import PromptExpander
 from lazydecode.models.family import Family, Proof
@@ -259,11 +260,13 @@ def _load_multimodal(
 ) -> ModelFrontend:
     record = record_for(processor)
     options = ProcessorOptions(processor, settings.mm_processor_kwargs)
+    containers = container_reader(processor, record, settings.decode_limits)
     call = ProcessorCall(
         processor,
         prompt_tokenizer,
         options.defaults,
         scalar_metadata=record.scalar_metadata,
+        containers=containers,
     )
     texts = {m: _item_text(chat, record, m) for m in processor_modalities(processor)}
     description = describe_processor(
@@ -284,7 +287,9 @@ def _load_multimodal(
     facts, proof = found.facts, found.proof
     modalities = () if proof.mode == "unproven" else tuple(facts.modalities)
     max_items = {m: facts.modalities[m].max_items for m in modalities}
-    info = GenericProcessingInfo(ctx, max_items=max_items, sampling_rate=call.sampling_rate)
+    info = GenericProcessingInfo(
+        ctx, max_items=max_items, sampling_rate=call.sampling_rate, containers=containers
+    )
     plan, disputed = merge_plans(list(found.plans.values()))
     raw = frozenset(
         m for m, own in found.plans.items() if own and not disputed & own.tensors.keys()

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from lazydecode.media.raw_video import RawVideo
+from lazydecode.models.containers import ContainerReader
 from lazydecode.models.tokenization import PromptTokenizer
 
 TEXT_KEYS: Final = frozenset(
@@ -34,7 +36,7 @@ class Media:
 
     images: list[Any] = field(default_factory=list)
     videos: list[Any] = field(default_factory=list)
-    """Frames, or (frames, metadata)."""
+    """Frames, or (frames, metadata), or containers; containers only among themselves."""
     audios: list[Any] = field(default_factory=list)
     """Samples at the processor's own rate."""
 
@@ -65,6 +67,8 @@ class ProcessorOutput:
     text: str
     """The text that was tokenized last: placeholders are expanded in it."""
     add_special_tokens: bool
+    video_metadata: Sequence[Any] = ()
+    """What the class says of the videos that it read itself."""
 
 
 class ProcessorCall:
@@ -78,6 +82,7 @@ class ProcessorCall:
         tokenizer: Our tokenizer over the same vocabulary.
         options: Options of every call, as the processor takes them.
         scalar_metadata: Whether the class takes the metadata of one video instead of a list.
+        containers: Reads videos that come as containers; None: none do.
     """
 
     def __init__(
@@ -87,11 +92,13 @@ class ProcessorCall:
         options: Mapping[str, Any] | None = None,
         *,
         scalar_metadata: bool = False,
+        containers: ContainerReader | None = None,
     ) -> None:
         self.processor = processor
         self.tokenizer = tokenizer
         self.options = dict(options or {})
         self.scalar_metadata = scalar_metadata
+        self.containers = containers
         parameters = inspect.signature(type(processor).__call__).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.audio_name = "audios" if "audios" in parameters else "audio"
@@ -136,7 +143,13 @@ class ProcessorCall:
             arguments.setdefault("add_special_tokens", False)
         if media.images:
             arguments["images"] = media.images
-        if media.videos:
+        raw = [video for video in media.videos if isinstance(video, RawVideo)]
+        if raw:
+            assert self.containers is not None and len(raw) == len(media.videos)
+            # How frames are chosen is the class's own business then.
+            processor.video_processor, arguments["videos"] = self.containers.open(raw)
+            arguments["return_metadata"] = True
+        elif media.videos:
             arguments["videos"] = [v[0] if isinstance(v, tuple) else v for v in media.videos]
             metadata = [v[1] for v in media.videos if isinstance(v, tuple)]
             if arguments.get("do_sample_frames"):
@@ -233,7 +246,7 @@ def _split(
     offsets = output.pop(OFFSETS_KEY, None) or []
     offsets = list(offsets[0]) if offsets and isinstance(offsets[0], list) else list(offsets)
     offsets = offsets or reported
-    output.pop("video_metadata", None)
+    metadata = output.pop("video_metadata", None)
     text_tensors: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
     for name, value in output.items():
@@ -241,7 +254,13 @@ def _split(
         belongs_to_text = name in TEXT_KEYS or (len(ids) > 1 and shape[:2] == (1, len(ids)))
         (text_tensors if belongs_to_text else tensors)[name] = value
     return ProcessorOutput(
-        ids, tensors, text_tensors, offsets, proxy.last_text, proxy.last_add_special_tokens
+        ids,
+        tensors,
+        text_tensors,
+        offsets,
+        proxy.last_text,
+        proxy.last_add_special_tokens,
+        list(metadata) if isinstance(metadata, list | tuple) else (),
     )
 
 

@@ -36,6 +36,8 @@ class FamilyRecord:
     """Whether several threads may be inside the processor."""
     deterministic: bool = True
     """Whether the same item gives the same tensors each time; false: never cached."""
+    raw_media: tuple[str, ...] = ()
+    """Modalities whose files the class opens itself: it is given them undecoded."""
     scalar_metadata: bool = False
     """The class takes one video's metadata, not a list."""
     reason: str = ""
@@ -93,6 +95,14 @@ register(
         whole_request=("video",),
         reason="writes durations outside the placeholder, and keeps those of pending videos on "
         "itself between two of its methods",
+    ),
+)
+
+register(
+    "Dots3NoteProcessor",
+    FamilyRecord(
+        raw_media=("video",),
+        reason="opens videos itself: it chooses frames by what it finds in the container",
     ),
 )
 

@@ -12,7 +12,8 @@ from lazydecode.errors import TooManyItemsError
 from lazydecode.inputs import MultiModalDataDict
 from lazydecode.limits import DecodeLimits
 from lazydecode.media.audio import AudioMediaIO
-from lazydecode.media.base import MediaIO
+from lazydecode.media.base import MediaIO, MediaRef
+from lazydecode.media.estimate import estimate_decoded_bytes
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.video import VideoMediaIO
 from lazydecode.parse import MultiModalDataItems, MultiModalDataParser
@@ -194,6 +195,18 @@ class BaseProcessingInfo:
                     options["video_backend"] = backend
             return VideoMediaIO(image_io, limits=limits, **options)
         raise ValueError(f"modality {modality!r} has no decoder")
+
+    def estimate_decoded_bytes(
+        self, modality: str, ref: MediaRef[Any], options: Mapping[str, Any]
+    ) -> int:
+        """Return about how many bytes decoding an item and reading it will hold.
+
+        Args:
+            modality: The item's modality.
+            ref: The item; only its header is read.
+            options: The request's processor options.
+        """
+        return estimate_decoded_bytes(ref)
 
     def _default_video_backend(self) -> str | None:
         kind = get_video_processor_cls_name(self.ctx.model_config)

@@ -23,7 +23,6 @@ from lazydecode.limits import RequestLimits
 from lazydecode.media.base import MediaRef
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.decode import await_with_cancellation_drain
-from lazydecode.media.estimate import estimate_decoded_bytes
 from lazydecode.models.generic import GenericMultiModalProcessor
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
@@ -265,7 +264,8 @@ class MultiModalRunner:
         missing = self._find_missing(inputs)
         if not missing:
             return 0
-        return await self._on(self._executor, lambda: self._sum_up(missing))
+        options = inputs.hf_processor_mm_kwargs
+        return await self._on(self._executor, lambda: self._sum_up(missing, options))
 
     def _find_missing(self, inputs: ProcessorInputs) -> list[tuple[str, int, MediaRef[Any]]]:
         info = self._processor.info
@@ -284,11 +284,13 @@ class MultiModalRunner:
                 missing.setdefault((modality, key), (modality, index, ref))
         return list(missing.values())
 
-    def _sum_up(self, missing: Sequence[tuple[str, int, MediaRef[Any]]]) -> int:
+    def _sum_up(
+        self, missing: Sequence[tuple[str, int, MediaRef[Any]]], options: Mapping[str, Any]
+    ) -> int:
         limit = self._limits.max_decoded_bytes_per_request
         total = 0
         for modality, index, ref in missing:
-            total += estimate_decoded_bytes(ref)
+            total += self._processor.info.estimate_decoded_bytes(modality, ref, options)
             if total > limit:
                 raise MediaTooLargeError(
                     f"the request's media take more than {limit} bytes when decoded; "

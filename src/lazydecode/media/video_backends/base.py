@@ -114,11 +114,7 @@ class VideoLoader(ABC):
         """
         sampling = self.options(num_frames, options)
         index = read_index(data)
-        self._check_picture(index)
-        if index.is_cut and not sampling.frame_recovery:
-            raise CorruptMediaError(
-                f"the video is cut off: {index.num_whole} of {index.num_stated} frames are there"
-            )
+        check_index(index, self.limits, may_be_cut=sampling.frame_recovery)
         for candidate in self._indices(data, index):
             with contextlib.suppress(UntrustedTimesError):
                 return self._load(data, candidate, sampling, options)
@@ -132,16 +128,6 @@ class VideoLoader(ABC):
             if scanned.is_trusted:
                 yield scanned
         yield count_frames(data, max_pixels=self.limits.max_image_pixels)
-
-    def _check_picture(self, index: FrameIndex) -> None:
-        limit = self.limits.max_image_pixels
-        if limit and index.width * index.height > limit:
-            raise MediaTooLargeError(
-                f"the video's {index.width} x {index.height} pixels exceed the limit of {limit} "
-                "pixels per frame",
-                parameter="max_image_pixels",
-                value=index.width * index.height,
-            )
 
     def _load(
         self,
@@ -178,6 +164,27 @@ class VideoLoader(ABC):
         Frames that do not decode are left out, or, if `recover`, replaced by the next frame
         that does.
         """
+
+
+def check_index(index: FrameIndex, limits: DecodeLimits, *, may_be_cut: bool = False) -> None:
+    """Check that a video may be decoded, as far as its packets tell.
+
+    Raises:
+        CorruptMediaError: If packets are missing at its end, and it may not be cut off.
+        MediaTooLargeError: If its picture is over the limit.
+    """
+    limit = limits.max_image_pixels
+    if limit and index.width * index.height > limit:
+        raise MediaTooLargeError(
+            f"the video's {index.width} x {index.height} pixels exceed the limit of {limit} "
+            "pixels per frame",
+            parameter="max_image_pixels",
+            value=index.width * index.height,
+        )
+    if index.is_cut and not may_be_cut:
+        raise CorruptMediaError(
+            f"the video is cut off: {index.num_whole} of {index.num_stated} frames are there"
+        )
 
 
 def describe(timeline: Timeline, indices: list[int], backend: str) -> VideoMetadata:

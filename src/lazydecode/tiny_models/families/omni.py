@@ -99,9 +99,14 @@ FAMILIES = (
         model_type="dots3_note",
         processor="Dots3NoteProcessor",
         image=Part(
-            "Qwen2VLImageProcessor", {"size": {"shortest_edge": 3136, "longest_edge": 12845056}}
+            "Qwen2VLImageProcessor",
+            # Its vision tower takes single frames.
+            {
+                "size": {"shortest_edge": 3136, "longest_edge": 12845056},
+                "temporal_patch_size": 1,
+            },
         ),
-        video=Part("Qwen3VLVideoProcessor", {"patch_size": 14}),
+        video=Part("Qwen3VLVideoProcessor", {"patch_size": 14, "temporal_patch_size": 1}),
         audio=Part("Dots3NoteFeatureExtractor"),
         tokens=("<|imgpad|>", "<|video_pad|>", "<|audio_comp_pad|>", "<|img|>", "<|endofimg|>"),
         slots={
