@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,8 @@ _FETCH = FetchLimits()
 _DECODE = DecodeLimits()
 _REQUEST = RequestLimits()
 _DISK = DownloadCacheLimits()
+_RECORDING_BYTES_PER_S = 48000 * 2 * 4
+"""Of a recording in stereo at the highest usual rate, while it is decoded."""
 
 
 class Settings(BaseSettings):
@@ -141,6 +144,20 @@ class Settings(BaseSettings):
     max_budget_wait: float = Field(
         _REQUEST.max_wait_s, gt=0, description="Longest wait for memory, seconds; then 503."
     )
+    max_transcription_duration: float = Field(
+        3600.0, gt=0, description="Longest recording that is transcribed, seconds."
+    )
+    transcription_chunk: float = Field(
+        30.0,
+        gt=0,
+        description="Longest piece of a recording that the model gets at once, seconds; models "
+        "with a shorter window get theirs.",
+    )
+    transcription_cut_search: float = Field(
+        5.0,
+        gt=0,
+        description="A piece ends at the quietest place of its last so many seconds.",
+    )
     max_render_time: float | None = Field(
         None,
         gt=0,
@@ -239,6 +256,18 @@ class Settings(BaseSettings):
             max_audio_decoded_bytes=int(self.max_audio_decode_mb * MIB),
             max_video_frames=self.max_video_frames,
             max_video_decoded_bytes=int(self.max_video_decode_mb * MIB),
+        )
+
+    @property
+    def recording_limits(self) -> DecodeLimits:
+        """What decoding one recording for a transcription may produce; its duration decides."""
+        return replace(
+            self.decode_limits,
+            max_audio_duration_s=self.max_transcription_duration,
+            max_audio_decoded_bytes=max(
+                int(self.max_audio_decode_mb * MIB),
+                int(self.max_transcription_duration * _RECORDING_BYTES_PER_S),
+            ),
         )
 
     @property

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lazydecode.errors import LazyDecodeError, ValidationError
+from lazydecode.errors import LazyDecodeError, MediaTooLargeError, ValidationError
 from lazydecode.limits import MIB, DecodeLimits
 from lazydecode.media.audio_decode import DECODERS, probe_audio
 from lazydecode.media.audio_transforms import (
@@ -78,6 +78,10 @@ class AudioMediaIO(MediaIO[Audio]):
         except (TypeError, ValueError) as exc:
             raise ValidationError(f"audio options: {exc}", parameter="media_io_kwargs") from exc
 
+    def with_limits(self, limits: DecodeLimits) -> AudioMediaIO:
+        """Return the same decoder with other limits; what it decodes has the same keys."""
+        return AudioMediaIO(limits=limits, audio_backend=self.audio_backend, **self.kwargs)
+
     def get_decode_spec(self) -> DecodeSpec:
         """All options, with the backend as it is used."""
         return self._spec
@@ -141,6 +145,20 @@ class AudioMediaIO(MediaIO[Audio]):
         """
         if num_bytes > self.get_max_bytes():
             self._refuse(num_bytes)
+
+    def check_duration(self, seconds: float) -> None:
+        """Refuse a clip whose header states a duration over the limit, before it is decoded.
+
+        Raises:
+            MediaTooLargeError: If it is.
+        """
+        longest = self.limits.max_audio_duration_s
+        if seconds > longest:
+            raise MediaTooLargeError(
+                f"the audio's duration of {seconds:.1f} s exceeds the limit of {longest:g} s",
+                parameter="max_audio_decode_duration",
+                value=seconds,
+            )
 
     def _check_base64(self, text: str | bytes | memoryview) -> None:
         if len(text) > 4 * -(-self.get_max_bytes() // 3):

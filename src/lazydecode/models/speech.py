@@ -6,6 +6,7 @@ class writes itself, and an instruction in a chat turn, for models that were tau
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -172,7 +173,8 @@ class ProcessorSpeech:
             options["prompt"] = self._marker.mark(request.prompt)
         try:
             # It is asked for text, so the name of the recording is never looked at.
-            prompts = self._processor.apply_transcription_request(
+            # On a copy: classes may keep something between calls, and threads share this one.
+            prompts = copy.copy(self._processor).apply_transcription_request(
                 "recording", tokenize=False, **options
             )
         except (ValueError, TypeError, KeyError) as exc:

@@ -40,6 +40,7 @@ from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
 from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
 from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner, time_limit
+from lazydecode.renderers.recordings import Recordings
 from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")
@@ -111,6 +112,11 @@ class BaseRenderer:
         self.identities = ItemIdentities(frontend.info, conflict=settings.uuid_conflict)
         self._processing = ThreadPoolExecutor(settings.processing_threads, "lazydecode-process")
         self._flights = ItemFlights(self._processing, media_executor=executor)
+        self.recordings = Recordings(
+            self.decoded_budget,
+            max_bytes=limits.max_decoded_bytes_per_request,
+            executor=executor,
+        )
         self._runner: MultiModalRunner | None = None
         processor = frontend.any_processor
         if processor is not None:
@@ -281,7 +287,7 @@ class RenderedRequest:
         renderer: BaseRenderer,
         job: Job,
         timeline: Timeline,
-        fetch_late: Callable[[], Awaitable[None]],
+        fetch_late: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._renderer = renderer
         self._job = job
@@ -373,7 +379,7 @@ class RenderedRequest:
         try:
             return await work()
         except MissingMediaError:
-            if not any(item.origin for item in items):
+            if self._fetch_late is None or not any(item.origin for item in items):
                 raise
         with time_limit(deadline):
             async with asyncio.timeout_at(deadline):

@@ -48,6 +48,8 @@ class Job:
     cache_salt: str | None = None
     deadline: float | None = None
     """Time of the event loop by which the first processing must have ended; None: no limit."""
+    is_paid: bool = False
+    """Whether the memory of the decoded items is reserved already, by who made the job."""
 
 
 Deliver: TypeAlias = Callable[[MultiModalInput], None]
@@ -114,7 +116,7 @@ class MultiModalRunner:
                 inputs, named = self._build_inputs(job, cache, refs)
                 async with AsyncExitStack() as stack:
                     with timeline.stage("budget"):
-                        estimate = await self._estimate(inputs)
+                        estimate = 0 if job.is_paid else await self._estimate(inputs)
                         async with asyncio.timeout_at(deadline):
                             await stack.enter_async_context(self._budget.reserve(estimate))
                     cancellation = _Cancellation()
@@ -151,6 +153,15 @@ class MultiModalRunner:
                 return await self._on(
                     self._processing, lambda: self._render_from_headers(processor, inputs)
                 )
+        finally:
+            for ref in refs:
+                ref.release()
+
+    def needs_media(self, job: Job, cache: BaseMultiModalProcessorCache | None) -> bool:
+        """Whether an item of the job would have to be decoded now; changes no order."""
+        refs: list[MediaRef[Any]] = []
+        try:
+            return bool(self._find_missing(self._build_inputs(job, cache, refs)[0]))
         finally:
             for ref in refs:
                 ref.release()

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-ITEM_STAGES: Final = ("fetch", "digest", "lookup", "decode_wait", "decode", "process")
-"""Stages of one item, in order. `decode_wait` is the time its decode stood in the queue."""
+ITEM_STAGES: Final = ("fetch", "digest", "lookup", "decode_wait", "decode", "cut", "process")
+"""Stages of one item, in order. `decode_wait` is the time its decode stood in the queue; `cut`
+takes a piece out of a recording that was decoded before."""
 REQUEST_STAGES: Final = ("parse", "queue", "template", "budget", "phase1", "phase2", "engine")
 """Stages of a whole request, in order; some overlap with stages of items."""
 
@@ -96,6 +97,18 @@ class Timeline:
         item.shared = item.shared or shared
         if hit is not None:
             item.hit = hit
+
+    def add_piece(self, index: int, piece: Timeline) -> None:
+        """Add what happened to one piece of a recording, which counts as item `index`."""
+        for stage, seconds in piece.seconds.items():
+            self.add(stage, seconds)
+        for own in piece.items:
+            item = self.item(own.modality, index)
+            # A piece that is asked for twice, for its language first, was a miss if it ever was.
+            item.hit = own.hit if item.hit is None else bool(item.hit and own.hit)
+            item.shared = item.shared or own.shared
+            for stage, seconds in own.seconds.items():
+                item.add(stage, seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, durations in milliseconds."""

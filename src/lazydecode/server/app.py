@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from lazydecode.server.context import ServerContext
 from lazydecode.server.endpoint import Endpoint
-from lazydecode.server.routes import chat, render, system
+from lazydecode.server.routes import chat, render, system, transcriptions
 
 
 def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlette:
@@ -39,6 +39,16 @@ def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlett
         Route(
             "/v1/chat/completions/render",
             Endpoint(context, "render", render.render_completion, limited=True),
+            methods=["POST"],
+        ),
+        Route(
+            "/v1/audio/transcriptions",
+            Endpoint(context, "transcriptions", transcriptions.create_transcription, limited=True),
+            methods=["POST"],
+        ),
+        Route(
+            "/v1/audio/translations",
+            Endpoint(context, "translations", transcriptions.create_translation, limited=True),
             methods=["POST"],
         ),
         Route("/v1/models", Endpoint(context, "models", system.list_models), methods=["GET"]),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
+from contextlib import aclosing
 from typing import Final
 
 import numpy as np
@@ -18,7 +20,7 @@ from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
 _INLINE_BYTES: Final = 64 * 1024
 """Up to here parsing takes some 50 µs, less than a thread hop."""
-_FREE_BYTES: Final = 1024 * 1024
+FREE_BYTES: Final = 1024 * 1024
 """Bodies up to here are read without asking for memory."""
 _SLOW_BYTES_PER_S: Final = 32 * 1024
 """A body holds memory and a place in the queue while it arrives. Who sends more slowly than the
@@ -50,44 +52,65 @@ async def read_body(
         RequestTimeoutError: If it comes too slowly.
         ClientDisconnect: If the client went away before the end.
     """
-    stated = _content_length(scope)
+    stated = content_length(scope)
+    chunks = body_chunks(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s)
+    if hold is not None and FREE_BYTES < (stated or 0) <= max_bytes:
+        await hold.require(_with_payload(stated or 0))
+    body = BodyBuffer(min(stated or 0, max_bytes))
+    async with aclosing(chunks):
+        async for chunk in chunks:
+            total = body.filled + len(chunk)
+            if hold is not None and total > FREE_BYTES:
+                needed = _with_payload(total)
+                if needed > hold.nbytes:
+                    await hold.require(2 * needed)
+            body.append(chunk)
+    return body.view()
+
+
+async def body_chunks(
+    scope: Scope, receive: Receive, *, max_bytes: int, max_stall_s: float | None
+) -> AsyncGenerator[bytes]:
+    """Yield the body of an HTTP request as it arrives.
+
+    Raises:
+        RequestTooLargeError: As soon as more than `max_bytes` are announced or arrived.
+        RequestTimeoutError: If it comes too slowly.
+        ClientDisconnect: If the client went away before the end.
+    """
+    stated = content_length(scope)
     if stated is not None and stated > max_bytes:
         raise _too_large(max_bytes)
-    if hold is not None and (stated or 0) > _FREE_BYTES:
-        await hold.require(_with_payload(stated or 0))
-    body = _Buffer(stated or 0)
+    total = 0
     waited_s = 0.0
     while True:
         # Only the client's time counts, not that in which memory is waited for.
         began = time.monotonic()
         left_s = None
         if max_stall_s is not None:
-            left_s = max_stall_s + body.filled / _SLOW_BYTES_PER_S - waited_s
+            left_s = max_stall_s + total / _SLOW_BYTES_PER_S - waited_s
         try:
             async with asyncio.timeout(left_s):
                 message = await receive()
         except TimeoutError as exc:
             raise RequestTimeoutError(
-                f"the body did not arrive in time: {body.filled} bytes in "
+                f"the body did not arrive in time: {total} bytes in "
                 f"{waited_s + time.monotonic() - began:.0f} s"
             ) from exc
         waited_s += time.monotonic() - began
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
-        total = body.filled + len(chunk)
+        total += len(chunk)
         if total > max_bytes:
             raise _too_large(max_bytes)
-        if hold is not None and total > _FREE_BYTES:
-            needed = _with_payload(total)
-            if needed > hold.nbytes:
-                await hold.require(2 * needed)
-        body.append(chunk)
+        if chunk:
+            yield chunk
         if not message.get("more_body", False):
-            return body.view()
+            return
 
 
-class _Buffer:
+class BodyBuffer:
     """Takes chunks; of the stated size if there is one, growing otherwise.
 
     The stated size is not filled with zeros, as a `bytearray` would be: that touches every page
@@ -97,8 +120,10 @@ class _Buffer:
     def __init__(self, stated: int) -> None:
         self._memory: memoryview | bytearray = np.empty(stated, np.uint8).data
         self.filled = 0
+        """Bytes so far."""
 
     def append(self, chunk: bytes) -> None:
+        """Add a chunk at the end."""
         end = self.filled + len(chunk)
         if isinstance(self._memory, memoryview) and end > len(self._memory):
             self._memory = bytearray(self._memory[: self.filled])
@@ -107,6 +132,7 @@ class _Buffer:
         self.filled = end
 
     def view(self) -> memoryview:
+        """Return what was added, without a copy."""
         return memoryview(self._memory)[: self.filled]
 
 
@@ -152,7 +178,8 @@ def _with_payload(num_bytes: int) -> int:
     return num_bytes + num_bytes * 3 // 4
 
 
-def _content_length(scope: Scope) -> int | None:
+def content_length(scope: Scope) -> int | None:
+    """Return how many bytes the client announced; None if it did not."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             return int(value) if value.isdigit() else None

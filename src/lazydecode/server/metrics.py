@@ -77,6 +77,11 @@ class Metrics:
         self.answer_tokens = Counter(
             "lazydecode_answer_tokens", "Tokens generated", registry=registry
         )
+        self.transcribed_seconds = Counter(
+            "lazydecode_transcribed_seconds",
+            "Duration of the recordings, or pieces of them, that were transcribed",
+            registry=registry,
+        )
         self.first_token = Histogram(
             "lazydecode_first_token_seconds",
             "From the first header byte to the first generated token",

@@ -54,6 +54,7 @@ FAMILIES = (
         tokens=("<|audio|>",),
         needs=("torchaudio",),
         slots={"audio": Slot("<|audio|>")},
+        token_settings={"audio_token_index": "<|audio|>", "audio_token_id": "<|audio|>"},
         config={
             "has_lora_adapter": False,
             "encoder_config": {"hidden_dim": 64, "dim_head": 16, "num_heads": 4},
