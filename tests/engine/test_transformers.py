@@ -113,7 +113,10 @@ class Model:
 
     def generation(self, case: Case, sampling: SamplingParams = GREEDY) -> Generation:
         """The case, ready to run."""
-        one = self.input(case)
+        return self.ready(self.input(case), sampling)
+
+    def ready(self, one: MultiModalInput, sampling: SamplingParams = GREEDY) -> Generation:
+        """What a front end made of a request, ready to run."""
         request = EngineRequest(
             "r",
             one["prompt_token_ids"],
@@ -240,6 +243,46 @@ def test_families_with_ways_of_their_own(tiny_model: Callable[..., Path], family
             generation = model.generation(case)
             model.run([[generation]])
             assert generation.output_token_ids == model.expected(case), case.text
+
+
+@pytest.mark.slow
+def test_a_video_with_its_sound(tiny_model: Callable[..., Path]) -> None:
+    path = tiny_model("qwen3_omni_moe")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the library's, while it loads
+        model = Model(path)
+        case = Case("what is said", {"video": [clip(6, 84, 56)], "audio": [sound(1.0, 16000)]})
+        messages = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "x"}]}]
+        (frames, metadata), (samples,) = case.items["video"][0], case.items["audio"]
+        theirs = model.reference.processor(
+            text=[model.reference.text(messages)],
+            videos=[frames],
+            video_metadata=[{k: metadata[k] for k in ("fps", "total_num_frames", "duration")}],
+            do_sample_frames=False,
+            audio=[samples],
+            sampling_rate=16000,
+            load_audio_from_video=True,
+            audio_from_video_indices=[0],
+            return_tensors="pt",
+        )
+        expected = model.library.generate(
+            **theirs,
+            use_audio_in_video=True,
+            do_sample=False,
+            max_new_tokens=12,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert model.frontend.mm_processor is not None
+        rendered = model.frontend.render_chat(messages)
+        items = model.frontend.info.parse_mm_data(case.items)
+        one = model.frontend.mm_processor.apply(
+            ProcessorInputs(rendered.text, items, sound_pairs=[(0, 0)])
+        )
+        assert one["prompt_token_ids"] == theirs["input_ids"][0].tolist()
+        generation = model.ready(one)
+        model.run([[generation]])
+        assert generation.output_token_ids == expected[0, len(theirs["input_ids"][0]) :].tolist()
 
 
 # -- sampling

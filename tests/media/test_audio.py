@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import subprocess
 import sys
@@ -37,6 +38,7 @@ from tests.builders import (
     make_webp,
     tone,
 )
+from tests.builders_video import make_video
 
 TONES = (440.0, 880.0)
 
@@ -156,6 +158,27 @@ def test_the_audio_track_of_a_video() -> None:
     assert header is not None
     assert header.num_samples == len(samples) == 94 * 1024
     assert rate == 48_000
+
+
+def test_the_sound_of_a_video_decodes_no_frame() -> None:
+    data = make_video(30, 10, audio=True)
+    pictures = re.compile(r"nal_unit_type: (1\(|5\()")  # coded slices: what a frame is made of
+
+    def count(use: Callable[[], object]) -> int:
+        av.logging.set_level(av.logging.DEBUG)
+        try:
+            with av.logging.Capture(local=False) as logs:
+                use()
+        finally:
+            av.logging.set_level(None)
+        return sum(1 for _, source, line in logs if source == "h264" and pictures.match(line))
+
+    def open_plainly() -> None:
+        av.open(io.BytesIO(data)).close()
+
+    assert count(open_plainly) > 0  # FFmpeg looks at frames to learn about the stream
+    assert count(lambda: decode(data)) == 0
+    assert count(lambda: AudioMediaIO().probe_header(data)) == 0
 
 
 def test_a_video_without_sound_says_that_it_has_no_audio_track() -> None:

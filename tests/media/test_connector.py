@@ -30,7 +30,7 @@ from lazydecode.errors import (
     ValidationError,
 )
 from lazydecode.limits import MIB, DecodeLimits, DownloadCacheLimits, FetchLimits, FetchPolicy
-from lazydecode.media import base
+from lazydecode.media import base, payloads
 from lazydecode.media import connector as connector_module
 from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
@@ -225,8 +225,8 @@ async def test_a_pair_has_one_payload_and_one_digest_by_every_scheme(
             digests.append(len(data))
             super().__init__(data)
 
-    monkeypatch.setattr(connector_module, "PayloadDigest", Counted)
-    monkeypatch.setattr(base, "PayloadDigest", Counted)
+    for module in (base, connector_module, payloads):
+        monkeypatch.setattr(module, "PayloadDigest", Counted)
     video_io, audio_io = RawIO(kind="video"), RawIO(kind="audio")
     async with make_connector(origin, allowed_local_media_path=tmp_path) as connector:
         for url in (
@@ -294,7 +294,7 @@ async def test_caps_hold_for_every_scheme(origin: Origin, tmp_path: Path, scheme
 async def test_an_oversized_payload_is_not_decoded_or_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connector_module, "decode_data_url", lambda _: pytest.fail("decoded"))
+    monkeypatch.setattr(payloads, "decode_data_url", lambda _: pytest.fail("decoded"))
     async with MediaConnector() as connector:
         url = "data:;base64," + "A" * 4000
         with pytest.raises(MediaTooLargeError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +22,9 @@ from lazydecode.inputs import (
 )
 from lazydecode.models.joining import join_items
 from lazydecode.models.pixels import PixelPlan, finish_pixels
+
+_SOUND_OPTION: Final = "use_audio_in_video"
+"""Argument of omni models: the positions of a video's tokens and of its sound's go by time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,8 @@ class InputBuilder:
         """Return the inputs for the batch's prompts and outputs so far, on the device."""
         inputs = self._text(batch) if self.decoder_start is None else self._two_texts(batch)
         inputs |= self._join([item for generation in batch for item in generation.items])
+        if _SOUND_OPTION in self.parameters:
+            inputs[_SOUND_OPTION] = any(map(has_sound_in_video, batch))
         return {name: self._place(value) for name, value in inputs.items()}
 
     def _text(self, batch: Sequence[Generation]) -> dict[str, Any]:
@@ -133,6 +138,21 @@ class InputBuilder:
         if isinstance(value, list):
             return [self._place(part) for part in value]
         return value
+
+
+def has_sound_in_video(generation: Generation) -> bool:
+    """Whether a video of the prompt was given with its sound: their tokens touch or mix.
+
+    Items of their own always have control tokens between them.
+    """
+    places = [(item.modality, item.place) for item in generation.items]
+    videos = [place for modality, place in places if modality == "video"]
+    sounds = [place for modality, place in places if modality == "audio"]
+    return any(
+        sound.offset <= video.offset + video.length and video.offset <= sound.offset + sound.length
+        for video in videos
+        for sound in sounds
+    )
 
 
 def joins_across_requests(generation: Generation) -> bool:

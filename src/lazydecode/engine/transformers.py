@@ -18,7 +18,11 @@ import transformers
 
 from lazydecode.engine.generation import Generation
 from lazydecode.engine.loading import describe_model, load_model
-from lazydecode.engine.model_inputs import InputBuilder, joins_across_requests
+from lazydecode.engine.model_inputs import (
+    InputBuilder,
+    has_sound_in_video,
+    joins_across_requests,
+)
 from lazydecode.engine.probing import batch_equals_single, working_generate
 from lazydecode.engine.protocol import EngineInfo
 from lazydecode.engine.sampling import TokenChooser
@@ -80,13 +84,15 @@ class TransformersRunner:
     def group(self, waiting: Sequence[Generation]) -> list[list[Generation]]:
         """Put requests of similar length together, if model and items allow it."""
         alone: list[list[Generation]] = []
-        kinds: dict[frozenset[str], list[Generation]] = {}
+        kinds: dict[tuple[frozenset[str], bool], list[Generation]] = {}
         for generation in waiting:
             if not (self._batches and joins_across_requests(generation)):
                 alone.append([generation])
                 continue
             kind = frozenset() if self._mixes else _modalities(generation)
-            kinds.setdefault(kind, []).append(generation)
+            # The forward takes one word on sound in videos for the whole batch.
+            key = (kind, has_sound_in_video(generation))
+            kinds.setdefault(key, []).append(generation)
         return alone + [group for kind in kinds.values() for group in _of_similar_length(kind)]
 
     def generate(self, batch: Sequence[Generation]) -> Iterator[None]:

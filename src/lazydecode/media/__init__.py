@@ -24,7 +24,7 @@ from lazydecode.media.base import (
 if TYPE_CHECKING:
     from lazydecode.media.audio import AudioMediaIO, normalize_channels, resample
     from lazydecode.media.budget import ByteBudget
-    from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector, MediaPayload
+    from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
     from lazydecode.media.decode import (
         MediaDecodeJob,
         collect_media_decodes,
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lazydecode.media.executor import MediaExecutor
     from lazydecode.media.http import HttpConnection
     from lazydecode.media.image import ImageMediaIO
+    from lazydecode.media.payloads import MediaPayload
     from lazydecode.media.video import VideoMediaIO, plan_frames
 
 __all__ = [
@@ -81,7 +82,7 @@ _LAZY = {
     "MediaConnector": "connector",
     "MediaDecodeJob": "decode",
     "MediaExecutor": "executor",
-    "MediaPayload": "connector",
+    "MediaPayload": "payloads",
     "VideoMediaIO": "video",
     "collect_media_decodes": "decode",
     "collect_media_decodes_async": "decode",

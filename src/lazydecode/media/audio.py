@@ -9,7 +9,12 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from lazydecode.errors import LazyDecodeError, MediaTooLargeError, ValidationError
+from lazydecode.errors import (
+    CorruptMediaError,
+    LazyDecodeError,
+    MediaTooLargeError,
+    ValidationError,
+)
 from lazydecode.limits import MIB, DecodeLimits
 from lazydecode.media.audio_decode import DECODERS, probe_audio
 from lazydecode.media.audio_transforms import (
@@ -27,6 +32,7 @@ from lazydecode.media.base import (
     decode_base64,
 )
 from lazydecode.media.faults import corrupt_on_failure
+from lazydecode.media.jpeg_sequence import is_jpeg_sequence
 
 __all__ = [
     "AUDIO_DECODER",
@@ -130,6 +136,8 @@ class AudioMediaIO(MediaIO[Audio]):
     def load_base64_ref(self, media_type: str, data: str | bytes | memoryview) -> MediaRef[Audio]:
         """Return a ref over strictly decoded base64, whose length is checked before decoding."""
         self._check_base64(data)
+        if is_jpeg_sequence(media_type):
+            raise CorruptMediaError("the file has no audio track: it is a sequence of pictures")
         return super().load_base64_ref(media_type, data)
 
     def load_file_ref(self, filepath: Path) -> MediaRef[Audio]:

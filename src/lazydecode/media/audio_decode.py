@@ -10,6 +10,7 @@ import io
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from importlib import import_module
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import av
 import av.error
 import numpy as np
 import soundfile
+from av.codec.codec import Codec, UnknownCodecError
 from av.stream import Discard
 from numpy.typing import NDArray
 
@@ -172,14 +174,22 @@ def check_complete(decoded: int, stated: int, rate_hz: int) -> None:
 
 @contextmanager
 def _open_av(data: bytes) -> Iterator[tuple[Any, Any]]:
-    """Open `data` with FFmpeg and yield the container and its first audio stream."""
+    """Open `data` with FFmpeg and yield the container and its first audio stream.
+
+    No frame of a video is decoded: FFmpeg would probe every stream with its decoder, so only
+    those of sound are allowed to open.
+    """
     check_sample_counts(data)
     try:
         container = av.open(
             io.BytesIO(data),
             mode="r",
             # No protocol and no demuxer that would open anything but these bytes.
-            container_options={"format_whitelist": _FORMATS, "protocol_whitelist": ""},
+            container_options={
+                "codec_whitelist": _audio_decoders(),
+                "format_whitelist": _FORMATS,
+                "protocol_whitelist": "",
+            },
             io_open=_refuse_second_file,
             metadata_errors="replace",
         )
@@ -198,6 +208,20 @@ def _open_av(data: bytes) -> Iterator[tuple[Any, Any]]:
             if stream.index != chosen.index:
                 stream.discard = Discard.all
         yield container, chosen
+
+
+@cache
+def _audio_decoders() -> str:
+    """Return the names of all decoders of sound, as FFmpeg takes a list."""
+    names = []
+    for name in sorted(av.codecs_available):
+        try:
+            is_audio = Codec(name, "r").type == "audio"
+        except UnknownCodecError:  # it encodes only
+            continue
+        if is_audio:
+            names.append(name)
+    return ",".join(names)
 
 
 def _refuse_second_file(*_: Any) -> Any:

@@ -11,39 +11,33 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, ParamSpec, Self, TypeAlias, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from lazydecode.errors import (
-    BlockedURLError,
-    LazyDecodeError,
-    MediaTooLargeError,
-    ValidationError,
-)
+from lazydecode.errors import BlockedURLError, LazyDecodeError, ValidationError
 from lazydecode.limits import FetchLimits, FetchPolicy
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.budget import ByteBudget
-from lazydecode.media.data_urls import (
-    DataURL,
-    decode_data_url,
-    measure,
-    normalize_text,
-    parse_data_url,
-    upper_bound,
-)
+from lazydecode.media.data_urls import DataURL
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.fetch_trace import FetchTrace, current_trace, trace_fetch
 from lazydecode.media.http import HttpBody, HttpConnection, decode_content
-from lazydecode.media.jpeg_sequence import is_jpeg_sequence
 from lazydecode.media.local_files import LocalFiles
+from lazydecode.media.payloads import (
+    MediaPayload,
+    MediaURL,
+    build_refs,
+    refs_from_data,
+    refs_from_file,
+    strictest_max_bytes,
+)
 from lazydecode.media.portal import Portal
 from lazydecode.media.single_flight import SingleFlight
 from lazydecode.media.urls import (
-    FileURL,
     HttpURL,
     URLPolicy,
     as_text,
@@ -68,20 +62,6 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 _A = TypeVar("_A")
-
-MediaURL: TypeAlias = str | bytes | memoryview
-"""A URL; as bytes or a view it saves a copy of a `data:` URL's text."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaPayload:
-    """The encoded bytes that a URL leads to, digested once for all decoders."""
-
-    data: bytes
-    digest: PayloadDigest
-
-    def __repr__(self) -> str:
-        return f"<MediaPayload, {len(self.data)} bytes>"
 
 
 class MediaConnector:
@@ -246,7 +226,8 @@ class MediaConnector:
                 raise BlockedURLError("The base64 data contains characters beyond ASCII.")
             data = data.encode("ascii")
         url = DataURL(media_type.lower(), True, memoryview(data))
-        (ref,) = await self._run(self._refs_from_data, url, (media_io,), current_trace())
+        max_bytes = strictest_max_bytes(self.limits, (media_io,))
+        (ref,) = await self._run(refs_from_data, url, (media_io,), max_bytes, current_trace())
         return ref
 
     def load_base64(self, media_type: str, data: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
@@ -340,17 +321,18 @@ class MediaConnector:
         self, url: MediaURL, media_ios: Sequence[MediaIO[Any]], *, timeout_s: float | None
     ) -> list[MediaRef[Any]]:
         timeout_s = self.limits.video_timeout_s if timeout_s is None else timeout_s
+        max_bytes = strictest_max_bytes(self.limits, media_ios)
         if is_data_url(url):
-            return await self._run(self._refs_from_data, url, media_ios, current_trace())
+            return await self._run(refs_from_data, url, media_ios, max_bytes, current_trace())
         text = as_text(url).strip(" ")
         if text[:5].lower() == "file:":
-            return await self._run(self._refs_from_file, text, media_ios, current_trace())
+            return await self._run(
+                refs_from_file, self._local_files, text, media_ios, max_bytes, current_trace()
+            )
         start = time.perf_counter()
-        payload = await self.fetch_payload_async(
-            text, max_bytes=self._strictest_max_bytes(media_ios), timeout_s=timeout_s
-        )
+        payload = await self.fetch_payload_async(text, max_bytes=max_bytes, timeout_s=timeout_s)
         fetched = time.perf_counter()
-        refs = await self._run(_build_refs, payload, media_ios)
+        refs = await self._run(build_refs, payload, media_ios)
         if trace := current_trace():
             trace.num_bytes = len(payload.data)
             trace.fetch_s = fetched - start
@@ -361,53 +343,6 @@ class MediaConnector:
         """Run what is linear in a payload on the media threads."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.executor.quick, lambda: function(*args, **kwargs))
-
-    def _strictest_max_bytes(self, media_ios: Sequence[MediaIO[Any]]) -> int:
-        caps = [media_io.get_max_bytes() for media_io in media_ios]
-        return min([self.limits.max_bytes, *(cap for cap in caps if cap is not None)])
-
-    def _check_size(self, num_bytes: int, media_ios: Sequence[MediaIO[Any]]) -> None:
-        for media_io in media_ios:
-            media_io.check_size(num_bytes)
-        max_bytes = self._strictest_max_bytes(media_ios)
-        if num_bytes > max_bytes:
-            raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
-
-    def _refs_from_data(
-        self,
-        url: MediaURL | DataURL,
-        media_ios: Sequence[MediaIO[Any]],
-        trace: FetchTrace | None,
-    ) -> list[MediaRef[Any]]:
-        start = time.perf_counter()
-        parsed = url if isinstance(url, DataURL) else parse_data_url(url)
-        most = upper_bound(parsed)
-        try:
-            self._check_size(most, media_ios)
-        except LazyDecodeError:
-            # White space and escapes may make up the difference, but not most of a text.
-            if most > 4 * self._strictest_max_bytes(media_ios):
-                raise
-            self._check_size(measure(parsed), media_ios)
-        if parsed.is_base64 and is_jpeg_sequence(parsed.media_type):
-            # A list with commas, which the decoder takes apart itself.
-            text = normalize_text(parsed).decode("ascii")
-            return [media_io.load_base64_ref(parsed.media_type, text) for media_io in media_ios]
-        data = decode_data_url(parsed)
-        return _build_traced("data", start, data, media_ios, trace)
-
-    def _refs_from_file(
-        self, url: str, media_ios: Sequence[MediaIO[Any]], trace: FetchTrace | None
-    ) -> list[MediaRef[Any]]:
-        start = time.perf_counter()
-        if self._local_files is None:
-            raise BlockedURLError(
-                "Cannot load local files: the server does not allow a folder of local media."
-            )
-        parsed = parse_url(url)
-        assert isinstance(parsed, FileURL)
-        data = self._local_files.read(parsed, lambda size: self._check_size(size, media_ios))
-        return _build_traced("file", start, data, media_ios, trace)
 
     async def _download(self, url: HttpURL, max_bytes: int, timeout_s: float) -> MediaPayload:
         """What one flight does: look on disk, else download, digest and keep."""
@@ -438,26 +373,6 @@ class MediaConnector:
 
     def _cache_key(self, url: HttpURL) -> str:
         return f"{self._cache_scope} {url}"
-
-
-def _build_refs(payload: MediaPayload, media_ios: Sequence[MediaIO[Any]]) -> list[MediaRef[Any]]:
-    return [media_io.load_bytes_ref(payload.data, digest=payload.digest) for media_io in media_ios]
-
-
-def _build_traced(
-    source: Literal["data", "file"],
-    start: float,
-    data: bytes,
-    media_ios: Sequence[MediaIO[Any]],
-    trace: FetchTrace | None,
-) -> list[MediaRef[Any]]:
-    fetched = time.perf_counter()
-    refs = _build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
-    if trace:
-        trace.source, trace.num_bytes = source, len(data)
-        trace.fetch_s = fetched - start
-        trace.digest_s = time.perf_counter() - fetched
-    return refs
 
 
 @contextmanager

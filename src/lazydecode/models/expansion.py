@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -30,6 +30,8 @@ class ItemText:
     """The ids in place of the placeholder's, where the class reports no text."""
     shape: tuple[Any, ...] = ()
     """Size of the item as a stand-in of the same size needs it (see `header_only`)."""
+    holds: tuple[str, ...] = ()
+    """Further modalities whose embeddings stand in the text among its own: its sound's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +204,10 @@ class PromptExpander:
             wanted = frozenset().union(*self.embed_ids.values())
         return set(wanted), int(np.isin(ids, list(wanted)).sum())
 
+    def count_embeds(self, item: ItemText) -> int:
+        """Return the number of tokens of an item that take an embedding."""
+        return self._embeds_of(item)[1]
+
     def _ids_of(self, item: ItemText) -> list[int]:
         if item.token_ids is not None:
             return list(item.token_ids)
@@ -262,12 +268,17 @@ class PromptExpander:
         order: Sequence[tuple[str, int, int]],
         items: Mapping[str, Sequence[ItemText]],
     ) -> ExpandedPrompt:
-        """Insert replacements that are known as ids, and cut every range to its embeddings."""
+        """Insert replacements that are known as ids, and cut every range to its embeddings.
+
+        The ranges of a modality are in the order of the text: an item that holds another one's
+        embeddings adds a range to both modalities.
+        """
         ranges: dict[str, list[PlaceholderRange]] = {m: [] for m in items}
         out: list[int] = []
         last = 0
         for (modality, index, _), (start, stop) in zip(order, spans, strict=True):
-            new = items[modality][index].token_ids
+            item = items[modality][index]
+            new = item.token_ids
             if new is None:
                 offset = start - last + len(out)
                 content: Sequence[int] = ids[start:stop]
@@ -279,8 +290,16 @@ class PromptExpander:
                 out += new
             last = stop
             ranges[modality].append(self._range(modality, offset, content))
+            for held in item.holds:
+                ranges.setdefault(held, []).append(self._held_range(held, offset, content))
         out += ids[last:]
         return ExpandedPrompt(out, ranges)
+
+    def _held_range(self, modality: str, offset: int, content: Sequence[int]) -> PlaceholderRange:
+        """Return the range of another modality's embeddings; empty if there are none."""
+        if self.embed_ids.get(modality, frozenset()).isdisjoint(content):
+            return PlaceholderRange(offset, 0)
+        return self._range(modality, offset, content)
 
     def _range(self, modality: str, offset: int, content: Sequence[int]) -> PlaceholderRange:
         if len(content) == 0:
@@ -308,4 +327,4 @@ class PromptExpander:
 
 def _plain(item: ItemText) -> ItemText:
     """Return the item for a prompt into which its ids were put already."""
-    return ItemText(item.modality, item.replacement, None, item.shape)
+    return replace(item, token_ids=None)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalKwargsItem
 from lazydecode.models.expansion import ExpandedPrompt, ItemText, PromptExpander
 from lazydecode.models.header_only import Way, stand_in, substitutes
 from lazydecode.models.item import ItemProcessor, ProcessedItem
+from lazydecode.models.memo import Memo
 from lazydecode.models.options import ProcessorOptions
+from lazydecode.models.pairing import Pair, SoundPairing
 from lazydecode.models.pixels import PixelPlan, raw_options
 from lazydecode.models.probing import FamilyFacts
 from lazydecode.models.processor_call import Media, ProcessorCall
@@ -24,7 +24,6 @@ from lazydecode.models.tokenization import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
-_MEMO_SIZE: Final = 4096
 PromptMode = Literal["expand", "whole_request", "unproven"]
 
 
@@ -64,6 +63,8 @@ class Proof:
     """Modality -> how its items' texts follow from their headers."""
     reproducible: bool = True
     """Whether the same item gives the same tensors twice."""
+    pairs_sound: bool = False
+    """Whether a video with its sound gets the class's own ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,16 @@ class Family:
         self.pixel_plan = pixel_plan
         self.raw_modalities = raw_modalities
         self._substitutes = substitutes(call.processor)
-        self._sketches: OrderedDict[Any, Sketch] = OrderedDict()
-        self._lock = threading.Lock()
+        self._sketches: Memo[Sketch] = Memo()
+        self.pairing: SoundPairing | None = None
+        """How videos are written with their sound; None: the family has no such pairs."""
+        if proof.pairs_sound:
+            self.pairing = SoundPairing(
+                items,
+                expander,
+                count_name=record.sound_count,
+                way=proof.headers.get("video", "blank"),
+            )
         bos = call.bos_token
         self._special_default = next(
             (
@@ -172,25 +181,20 @@ class Family:
             return None
         merged = self.options.merge(options)
         key = (modality, shape, json.dumps(merged, sort_keys=True, default=str))
-        with self._lock:
-            known = self._sketches.get(key)
-            if known is not None:
-                self._sketches.move_to_end(key)
-                return known
+        return self._sketches.get(key, lambda: self._sketch(modality, shape, way, merged))
+
+    def _sketch(
+        self, modality: str, shape: tuple[Any, ...], way: Way, options: Mapping[str, Any]
+    ) -> Sketch:
         if modality in self.raw_modalities:
-            merged = raw_options(modality, merged) or merged
+            options = raw_options(modality, options) or options
         sketched = self.items.sketch(
             modality,
             stand_in(modality, shape, way),
-            merged,
+            options,
             substitutes=self._substitutes if way == "meta" else None,
         )
-        sketch = Sketch(sketched.text, sketched.kwargs)
-        with self._lock:
-            self._sketches[key] = sketch
-            while len(self._sketches) > _MEMO_SIZE:
-                self._sketches.popitem(last=False)
-        return sketch
+        return Sketch(sketched.text, sketched.kwargs)
 
     # -- prompts
 
@@ -204,12 +208,25 @@ class Family:
         prompt: str | Sequence[int],
         items: Mapping[str, Sequence[ItemText]],
         options: Mapping[str, Any] | None = None,
+        *,
+        pairs: Sequence[Pair] = (),
     ) -> ExpandedPrompt:
         """Return the ids of a prompt with its items, and where each item stands.
 
+        Args:
+            prompt: Text, or token ids with placeholders.
+            items: Modality -> texts of the items, in the order of the prompt.
+            options: The request's processor options.
+            pairs: Videos with their sound, which has no placeholder of its own.
+
         Raises:
-            InvalidRequestError: If the prompt has not one placeholder per item.
+            InvalidRequestError: If the prompt has not one placeholder per item, or the family
+                has no such pairs.
         """
+        if pairs:
+            if self.pairing is None:
+                raise InvalidRequestError("the model takes no video with its sound as one")
+            items = self.pairing.join(items, pairs, self.options.merge(options))
         if not isinstance(prompt, str):
             return self.expander.expand_tokens(prompt, items)
         if self.proof.mode == "whole_request" or any(

@@ -160,7 +160,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
                     return None
                 sketches[modality].append(sketch)
         texts = {m: [sketch.text for sketch in group] for m, group in sketches.items()}
-        built = self.family.build_prompt(inputs.prompt, texts, options)
+        built = self.family.build_prompt(inputs.prompt, texts, options, pairs=inputs.sound_pairs)
         metadata = {m: [sketch.metadata for sketch in group] for m, group in sketches.items()}
         return HeaderRendering(built.token_ids, built.placeholders, metadata)
 
@@ -221,7 +221,9 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
             modality: [item_updates[0] for item_updates in group]
             for modality, group in updates.items()
         }
-        built = self.family.build_prompt(inputs.prompt, texts, inputs.hf_processor_mm_kwargs)
+        built = self.family.build_prompt(
+            inputs.prompt, texts, inputs.hf_processor_mm_kwargs, pairs=inputs.sound_pairs
+        )
         return built.token_ids, built.placeholders
 
 

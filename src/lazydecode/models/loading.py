@@ -22,6 +22,7 @@ from lazydecode.models.generic import GenericMultiModalProcessor, GenericProcess
 from lazydecode.models.item import ItemProcessor
 from lazydecode.models.marks import TextMarker
 from lazydecode.models.options import ProcessorOptions
+from lazydecode.models.pairing import split_option
 from lazydecode.models.pixels import PixelPlan, merge_plans, plan_pixels
 from lazydecode.models.probing import FamilyFacts, ModalityFacts, Probes, probe_family
 from lazydecode.models.processor_call import ProcessorCall, processor_modalities
@@ -103,6 +104,11 @@ class ModelFrontend:
     def is_cacheable(self) -> bool:
         """Whether the same item gives the same tensors each time."""
         return self.findings is None or self.findings.proof.reproducible
+
+    @property
+    def pairs_sound(self) -> bool:
+        """Whether a video can be given with the sound in it, as one part of the prompt."""
+        return self.mm_processor is not None and self.mm_processor.family.pairing is not None
 
     def render_chat(
         self,
@@ -259,7 +265,7 @@ def _load_multimodal(
     ctx: InputProcessingContext,
 ) -> ModelFrontend:
     record = record_for(processor)
-    options = ProcessorOptions(processor, settings.mm_processor_kwargs)
+    options = ProcessorOptions(processor, split_option(settings.mm_processor_kwargs)[0])
     containers = container_reader(processor, record, settings.decode_limits)
     call = ProcessorCall(
         processor,

@@ -19,6 +19,7 @@ from lazydecode.models.family import (
 from lazydecode.models.field_inference import same_values
 from lazydecode.models.header_only import Way, stand_in, substitutes
 from lazydecode.models.item import ItemProcessor
+from lazydecode.models.pairing import SoundPairing
 from lazydecode.models.probing import FamilyFacts, Probes
 from lazydecode.models.processor_call import Media
 
@@ -60,6 +61,7 @@ class Prover:
             proof,
             headers=headers,
             reproducible=reproducible,
+            pairs_sound=proof.mode == "expand" and self._pairs_sound(headers),
             text_rule=self._text_rule(proof.edit) if trials else None,
         )
 
@@ -217,6 +219,36 @@ class Prover:
         except InvalidRequestError:
             return False
         return (text.replacement, text.token_ids) == (real.replacement, real.token_ids)
+
+    def _pairs_sound(self, headers: Mapping[str, Way]) -> bool:
+        """Whether a video with its sound gets the ids that the class gives it."""
+        count_name = self.probes.record.sound_count
+        if not count_name or not {"video", "audio"} <= self.facts.modalities.keys():
+            return False
+        pairing = SoundPairing(
+            self.items, self.expander, count_name=count_name, way=headers.get("video", "blank")
+        )
+        items = {m: [self.probes.item(m, 1)] for m in ("video", "audio")}
+        texts = {m: [self._text(m, 1)] for m in items}
+        options = {"load_audio_from_video": True, "audio_from_video_indices": [0]}
+        prompt = self._prompt({"video": 1})
+        try:
+            theirs = self.items.run_text(prompt, Media.of(items), {**self.call.options, **options})
+            ours = self.expander.expand(
+                prompt,
+                pairing.join(texts, [(0, 0)], self.call.options),
+                add_special_tokens=theirs.add_special_tokens,
+            )
+        except InvalidRequestError as exc:
+            logger.warning("videos are taken without their sound: %s", exc)
+            return False
+        if ours.token_ids == theirs.input_ids:
+            return True
+        logger.warning(
+            "videos are taken without their sound: %s",
+            describe_difference(self.call.tokenizer, ours.token_ids, theirs.input_ids),
+        )
+        return False
 
     def _is_reproducible(self, modality: str) -> bool:
         """Whether the same item gives the same tensors twice."""

@@ -40,6 +40,9 @@ class FamilyRecord:
     """Modalities whose files the class opens itself: it is given them undecoded."""
     scalar_metadata: bool = False
     """The class takes one video's metadata, not a list."""
+    sound_count: str = ""
+    """Pairing: the name under which the class counts the tokens of a sound. It then writes a video
+    with the sound that came in the same file as one text. Empty: it has no such pairs."""
     reason: str = ""
     """Why there is a record."""
 
@@ -114,6 +117,15 @@ register(
         reason="writes the tokens of one image before the text, whatever the text says",
     ),
 )
+
+for _omni in ("Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor"):
+    register(
+        _omni,
+        FamilyRecord(
+            sound_count="num_audio_tokens",
+            reason="can take a video with its sound as one item of the text",
+        ),
+    )
 
 register(
     "NemotronH_Omni_Reasoning_V3Processor",

@@ -82,6 +82,14 @@ class ModalityDataItems(ABC, Generic[_D, _I]):
             return index
         return self._original_indices[index]
 
+    def numbered(self, indices: Sequence[int]) -> Self:
+        """Return the same items under other positions in the request, one for each."""
+        if len(indices) != self.get_count():
+            raise ValueError(f"{len(indices)} numbers do not name {self.get_count()} items")
+        numbered = copy.copy(self)
+        numbered._original_indices = list(indices)
+        return numbered
+
     def select(self, indices: Sequence[int]) -> Self:
         """Return the items at `indices`, as the same class, without parsing them again.
 

@@ -44,6 +44,27 @@ def process_error(modality: str, index: int, cause: Exception) -> Exception:
     return _located("process", modality, index, cause, UnprocessableMediaError)
 
 
+def of_sound(error: LazyDecodeError, index: int, video: int) -> LazyDecodeError:
+    """Return the error of an audio item that is the sound of a video, named as the video's.
+
+    Args:
+        error: Names the audio item.
+        index: Its number.
+        video: The video's position as the client counts.
+    """
+    named = error.at("video", video)
+    sound = f"the sound of the video at index {video}"
+    named.message = error.message
+    for name in (_item_name("audio", index), f"audio at index {index}"):
+        named.message = named.message.replace(name, sound)
+    named.args = (named.message,)
+    return named
+
+
+def _item_name(modality: str, index: int) -> str:
+    return f"{modality} media at index {index}"
+
+
 def _located(
     verb: str,
     modality: str,
@@ -51,7 +72,7 @@ def _located(
     cause: Exception,
     kind: type[UnprocessableMediaError],
 ) -> LazyDecodeError:
-    prefix = f"Failed to {verb} {modality} media at index {index}: "
+    prefix = f"Failed to {verb} {_item_name(modality, index)}: "
     if not isinstance(cause, LazyDecodeError):
         return kind(prefix + describe(cause), modality=modality, index=index)
     error = cause.at(modality, index)

@@ -40,6 +40,9 @@ class ProcessorInputs:
     """Separates tenants: requests share results only if they have the same salt."""
     processor_fingerprint: str = ""
     """Stands for everything else that results depend on: classes, libraries, back ends."""
+    sound_pairs: Sequence[tuple[int, int]] = ()
+    """(position of a video, position of an audio item) of every sound that came out of a video:
+    it has no placeholder of its own."""
 
     @property
     def can_use_cache(self) -> bool:

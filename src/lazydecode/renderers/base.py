@@ -25,21 +25,28 @@ from typing import Any, Final, TypeVar
 from lazydecode.cache import PROCESSOR_CACHE_REGISTRY, BaseMultiModalProcessorCache
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
-from lazydecode.errors import MissingMediaError
+from lazydecode.errors import InvalidRequestError, MissingMediaError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.pairing import split_option
 from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
-from lazydecode.renderers.chat import Conversation, check_item_counts
+from lazydecode.renderers.chat import Conversation, check_item_counts, with_sounds
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
 from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
-from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner, time_limit
+from lazydecode.renderers.multimodal import (
+    Deliver,
+    Job,
+    MultiModalRunner,
+    naming_videos,
+    time_limit,
+)
 from lazydecode.renderers.recordings import Recordings
 from lazydecode.renderers.timeline import Timeline
 
@@ -162,17 +169,18 @@ class BaseRenderer:
             modalities=self.frontend.modalities,
             max_items=self._max_items(),
         )
+        processor_kwargs, wants_sounds = self._split_option(request)
+        media = with_sounds(conversation.media) if wants_sounds else conversation.media
         media_io_kwargs = merge_media_io_kwargs(
             self.settings.media_io_kwargs, request.media_io_kwargs
         )
-        decoders = self._fetcher.resolve(
-            sorted({item.modality for item in conversation.media}), media_io_kwargs
-        )
-        self.identities.find_held(
-            conversation.media,
-            self._options(request, media_io_kwargs),
-            self.sender_cache if for_engine else self.render_cache,
-        )
+        decoders = self._fetcher.resolve(sorted({item.modality for item in media}), media_io_kwargs)
+        with naming_videos(media):
+            self.identities.find_held(
+                media,
+                self._options(request, processor_kwargs, media_io_kwargs),
+                self.sender_cache if for_engine else self.render_cache,
+            )
         limit_s = self.settings.max_render_time
         deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
         async with hold or EncodedHold(self.encoded_budget) as hold:
@@ -180,16 +188,14 @@ class BaseRenderer:
                 async with asyncio.timeout_at(deadline):
                     prompt, items = await _both(
                         self._render_prompt(request, timeline),
-                        self._fetcher.fetch_all(
-                            conversation.media, decoders, hold=hold, timeline=timeline
-                        ),
+                        self._fetcher.fetch_all(media, decoders, hold=hold, timeline=timeline),
                     )
             job = Job(
                 request_id=request.request_id,
                 prompt=prompt,
                 items=items,
                 media_io_kwargs=media_io_kwargs,
-                mm_processor_kwargs=request.mm_processor_kwargs,
+                mm_processor_kwargs=processor_kwargs,
                 cache_salt=request.cache_salt,
                 deadline=deadline,
             )
@@ -204,17 +210,35 @@ class BaseRenderer:
                     item.release()
 
     def _options(
-        self, request: RenderRequest, media_io_kwargs: Mapping[str, Mapping[str, Any]]
+        self,
+        request: RenderRequest,
+        processor_kwargs: Mapping[str, Any],
+        media_io_kwargs: Mapping[str, Mapping[str, Any]],
     ) -> ProcessorInputs:
         """What of a request tells the uses of a uuid apart."""
         return ProcessorInputs(
             "",
             MultiModalDataItems(),
-            hf_processor_mm_kwargs=request.mm_processor_kwargs,
+            hf_processor_mm_kwargs=processor_kwargs,
             media_io_kwargs=media_io_kwargs,
             cache_salt=request.cache_salt,
             processor_fingerprint=self.frontend.fingerprint,
         )
+
+    def _split_option(self, request: RenderRequest) -> tuple[Mapping[str, Any], bool]:
+        """Return the request's other processor options, and whether videos bring their sound."""
+        rest, wanted = split_option(request.mm_processor_kwargs)
+        if wanted is None:
+            wanted = split_option(self.settings.mm_processor_kwargs)[1]
+        if not request.conversation.counts().get("video"):
+            wanted = False
+        if wanted and not self.frontend.pairs_sound:
+            raise InvalidRequestError(
+                "mm_processor_kwargs: the model does not take the sound of a video with it "
+                "(use_audio_in_video)",
+                parameter="mm_processor_kwargs",
+            )
+        return rest, bool(wanted)
 
     def _max_items(self) -> dict[str, int | None]:
         """The model's limits and the server's, the lower one each."""

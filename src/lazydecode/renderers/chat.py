@@ -53,6 +53,8 @@ class MediaRequest:
     uuid: str | None = None
     is_held: bool = False
     """Whether a cache holds what the uuid stands for, so that the URL is left alone."""
+    of_video: int | None = None
+    """For the sound of a video: the video's index. It shares the video's part and source."""
 
     def __repr__(self) -> str:
         return f"<MediaRequest {self.modality}[{self.index}] at {self.where}>"
@@ -87,6 +89,31 @@ def parse_messages(messages: Sequence[ChatMessage]) -> Conversation:
             _parse_message(message, f"messages[{position}]", conversation.media, counts)
         )
     return conversation
+
+
+def with_sounds(media: Sequence[MediaRequest]) -> list[MediaRequest]:
+    """Return the items of a request with the sound of each video behind it, as an audio item.
+
+    It carries the video's uuid. Sounds are numbered after the client's own audio items, whose
+    numbers stay.
+    """
+    number = sum(1 for item in media if item.modality == "audio")
+    items: list[MediaRequest] = []
+    for item in media:
+        items.append(item)
+        if item.modality == "video":
+            items.append(
+                MediaRequest(
+                    "audio",
+                    number,
+                    item.where,
+                    item.source,
+                    uuid=item.uuid,
+                    of_video=item.index,
+                )
+            )
+            number += 1
+    return items
 
 
 def check_item_counts(

@@ -30,7 +30,7 @@ from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.timeline import Timeline
 
 MediaIOKwargs: TypeAlias = Mapping[str, Mapping[str, Any]]
-Fetched: TypeAlias = "tuple[MediaRef[Any], FetchTrace]"
+Fetched: TypeAlias = "tuple[tuple[MediaRef[Any], ...], FetchTrace]"
 
 _MEDIA_IO: Final[Mapping[str, type[MediaIO[Any]]]] = {
     "image": ImageMediaIO,
@@ -52,6 +52,8 @@ class EncodedItem:
     """None: the client gave a uuid alone, or a cache holds the item."""
     origin: MediaRequest | None = None
     """Where to fetch what was not fetched, should the cache have lost it."""
+    of_video: int | None = None
+    """For the sound of a video: the video's index."""
 
     def new_ref(self) -> MediaRef[Any] | None:
         """An undecoded ref over the same payload, to be decoded and released by its taker."""
@@ -142,7 +144,7 @@ class MediaFetcher:
         Raises:
             LazyDecodeError: The first failure in the order of `media`, with its item named.
         """
-        known = sum(_known_bytes(item) for item in media)
+        known = sum(_known_bytes(item) for item in media if item.of_video is None)
         self._check_total(known)
         unknown = sum(1 for item in media if isinstance(item.source, str) and not item.is_held)
         await hold.require(known + unknown * _GUESS_BYTES)
@@ -227,17 +229,20 @@ class MediaFetcher:
         decoders: Mapping[str, MediaIO[Any]],
         timeline: Timeline,
     ) -> list[EncodedItem]:
+        with_sound = {item.where for item in media if item.of_video is not None}
         tasks: dict[tuple[str, str], asyncio.Task[Fetched]] = {}
         waits: list[Coroutine[Any, Any, EncodedItem]] = []
         for item in media:
             task: asyncio.Task[Fetched] | None = None
             if item.source is not None and not item.is_held:
-                key = (item.modality, item.source if isinstance(item.source, str) else item.where)
+                is_pair = item.where in with_sound
+                kind = "video" if is_pair else item.modality
+                key = (kind, item.source if isinstance(item.source, str) else item.where)
                 task = tasks.get(key)
                 if task is None:
+                    media_ios = [decoders[kind]] + ([decoders["audio"]] if is_pair else [])
                     task = tasks[key] = asyncio.create_task(
-                        self._fetch(item, item.source, decoders[item.modality]),
-                        name=f"fetch-{item.where}",
+                        self._fetch(item, item.source, media_ios), name=f"fetch-{item.where}"
                     )
             if isinstance(item.source, memoryview) or _known_bytes(item):
                 item.source = None
@@ -255,10 +260,13 @@ class MediaFetcher:
         return items
 
     async def _fetch(
-        self, item: MediaRequest, source: str | memoryview, media_io: MediaIO[Any]
+        self, item: MediaRequest, source: str | memoryview, media_ios: Sequence[MediaIO[Any]]
     ) -> Fetched:
         with trace_fetch() as trace:
-            return await self._load(item, source, media_io), trace
+            if len(media_ios) == 1:
+                return (await self._load(item, source, media_ios[0]),), trace
+            fetch = self._connector.fetch_video_and_audio_async
+            return await fetch(source, *media_ios), trace
 
     async def _load(
         self, item: MediaRequest, source: str | memoryview, media_io: MediaIO[Any]
@@ -281,18 +289,22 @@ async def _wait_for_item(
     record = timeline.item(item.modality, item.index)
     if task is None:
         origin = item if item.is_held else None
-        return EncodedItem(item.modality, item.index, item.uuid, None, origin)
+        return EncodedItem(item.modality, item.index, item.uuid, None, origin, item.of_video)
+    is_sound = item.of_video is not None
+    where = ("video", item.of_video) if item.of_video is not None else (item.modality, item.index)
     try:
-        ref, trace = await task
+        refs, trace = await task
     except LazyDecodeError as exc:
-        raise exc.at(item.modality, item.index) from exc.__cause__
+        raise exc.at(*where) from exc.__cause__
     except (ValueError, NotImplementedError) as exc:
-        raise InvalidRequestError(str(exc), modality=item.modality, index=item.index) from exc
-    record.num_bytes = len(ref.data)
-    record.add("fetch", trace.fetch_s)
-    record.add("digest", trace.digest_s)
+        raise InvalidRequestError(str(exc), modality=where[0], index=where[1]) from exc
     # Items that share a fetch are released one by one: each needs a ref of its own.
-    return EncodedItem(item.modality, item.index, item.uuid, ref.renew())
+    ref = refs[is_sound].renew()
+    if not is_sound:
+        record.num_bytes = len(ref.data)
+        record.add("fetch", trace.fetch_s)
+        record.add("digest", trace.digest_s)
+    return EncodedItem(item.modality, item.index, item.uuid, ref, None, item.of_video)
 
 
 def _release(items: Iterable[EncodedItem]) -> None:

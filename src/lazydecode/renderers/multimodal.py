@@ -24,10 +24,12 @@ from lazydecode.media.base import MediaRef
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.models.generic import GenericMultiModalProcessor
+from lazydecode.processing.failures import of_sound
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.timing import TimingContext
+from lazydecode.renderers.chat import MediaRequest
 from lazydecode.renderers.identities import ItemIdentities, NamedItem
 from lazydecode.renderers.media import EncodedItem
 from lazydecode.renderers.timeline import Timeline
@@ -112,7 +114,7 @@ class MultiModalRunner:
         refs: list[MediaRef[Any]] = []
         deadline, job.deadline = job.deadline, None  # repairs are not the client's doing
         try:
-            with time_limit(deadline), client_errors():
+            with time_limit(deadline), client_errors(), naming_videos(job.items):
                 inputs, named = self._build_inputs(job, cache, refs)
                 async with AsyncExitStack() as stack:
                     with timeline.stage("budget"):
@@ -146,7 +148,7 @@ class MultiModalRunner:
             return None
         refs: list[MediaRef[Any]] = []
         try:
-            with timeline.stage("headers"), client_errors():
+            with timeline.stage("headers"), client_errors(), naming_videos(job.items):
                 inputs, _ = self._build_inputs(job, cache, refs)
                 if not self._find_missing(inputs):
                     return None
@@ -181,12 +183,12 @@ class MultiModalRunner:
             mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
             mm_placeholders=rendering.placeholders,
         )
-        self._check_placeholders(prompt)
+        self._check_placeholders(prompt, inputs)
         return prompt
 
-    def _check_placeholders(self, prompt: MultiModalInput) -> None:
+    def _check_placeholders(self, prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
         if self._processor.items_in_prompt:
-            check_placeholders(prompt)
+            check_placeholders(prompt, inputs)
 
     async def drain(self) -> None:
         """Return when nothing runs any more of requests that were given up."""
@@ -239,6 +241,7 @@ class MultiModalRunner:
     ) -> tuple[ProcessorInputs, list[NamedItem]]:
         """Return the inputs, and what uuids stand for once they were processed."""
         data: dict[str, list[MediaRef[Any] | None]] = {}
+        numbers: dict[str, list[int]] = {}
         for item in job.items:
             ref = item.new_ref()
             if ref is not None:
@@ -250,14 +253,23 @@ class MultiModalRunner:
                     index=item.index,
                 )
             data.setdefault(item.modality, []).append(ref)
+            numbers.setdefault(item.modality, []).append(item.index)
+        groups = self._processor.info.parse_mm_data(data, validate=False)
+        for modality, indices in numbers.items():
+            groups[modality] = groups[modality].numbered(indices)
         inputs = ProcessorInputs(
             job.prompt,
-            self._processor.info.parse_mm_data(data, validate=False),
+            groups,
             hf_processor_mm_kwargs=job.mm_processor_kwargs,
             media_io_kwargs=job.media_io_kwargs,
             cache=cache,
             cache_salt=job.cache_salt,
             processor_fingerprint=self._fingerprint,
+            sound_pairs=[
+                (item.of_video, numbers["audio"].index(item.index))
+                for item in job.items
+                if item.of_video is not None
+            ],
         )
         if cache is None:
             return inputs, []
@@ -292,7 +304,8 @@ class MultiModalRunner:
                     key = inputs.get_item_hash(modality, index, info.model_id, algorithm)
                     if inputs.cache.is_cached_item(key) or key in self._processor.warm_outputs:
                         continue
-                missing.setdefault((modality, key), (modality, index, ref))
+                number = items.get_original_index(index)
+                missing.setdefault((modality, key), (modality, number, ref))
         return list(missing.values())
 
     def _sum_up(
@@ -363,7 +376,7 @@ class MultiModalRunner:
             return
         with nullcontext() if inputs.cache is None else inputs.cache.transaction():
             prompt = process()
-            self._check_placeholders(prompt)
+            self._check_placeholders(prompt, inputs)
             self._identities.bind(named)
             deliver(prompt)
 
@@ -372,11 +385,12 @@ class MultiModalRunner:
         return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
-def check_placeholders(prompt: MultiModalInput) -> None:
+def check_placeholders(prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
     """Refuse items of which the model sees nothing: it cannot run with tensors for no token."""
     for modality, places in prompt["mm_placeholders"].items():
-        for index, place in enumerate(places):
+        for position, place in enumerate(places):
             if place.num_embeds == 0:
+                index = inputs.mm_data_items[modality].get_original_index(position)
                 raise InvalidRequestError(
                     f"the {modality} at index {index} is too short or too small: "
                     "the model makes no tokens of it",
@@ -405,6 +419,18 @@ def time_limit(deadline: float | None) -> Iterator[None]:
         if deadline is None or asyncio.get_running_loop().time() < deadline:
             raise
         raise TimeLimitError("the request was not rendered within the server's time limit") from exc
+
+
+@contextmanager
+def naming_videos(items: Sequence[EncodedItem] | Sequence[MediaRequest]) -> Iterator[None]:
+    """Name the video in errors about a sound that came with it: the client knows no other item."""
+    try:
+        yield
+    except LazyDecodeError as exc:
+        for item in items:
+            if item.of_video is not None and (exc.modality, exc.index) == ("audio", item.index):
+                raise of_sound(exc, item.index, item.of_video) from exc.__cause__
+        raise
 
 
 class _Cancellation:

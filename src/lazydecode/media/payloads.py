@@ -1,0 +1,144 @@
+"""From the payload of one URL to a ref for each decoder that wants it.
+
+A payload is read, counted, decoded from base64 and digested once, however many decoders there
+are: a video and the sound in it are two refs over the same bytes. All of this is linear in the
+payload, and made for media threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from lazydecode.errors import BlockedURLError, LazyDecodeError, MediaTooLargeError
+from lazydecode.limits import FetchLimits
+from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
+from lazydecode.media.data_urls import (
+    DataURL,
+    decode_data_url,
+    measure,
+    normalize_text,
+    parse_data_url,
+    upper_bound,
+)
+from lazydecode.media.fetch_trace import FetchTrace
+from lazydecode.media.jpeg_sequence import is_jpeg_sequence
+from lazydecode.media.local_files import LocalFiles
+from lazydecode.media.urls import FileURL, parse_url
+
+MediaURL: TypeAlias = str | bytes | memoryview
+"""A URL; as bytes or a view it saves a copy of a `data:` URL's text."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPayload:
+    """The encoded bytes that a URL leads to, digested once for all decoders."""
+
+    data: bytes
+    digest: PayloadDigest
+
+    def __repr__(self) -> str:
+        return f"<MediaPayload, {len(self.data)} bytes>"
+
+
+def strictest_max_bytes(limits: FetchLimits, media_ios: Sequence[MediaIO[Any]]) -> int:
+    """Return the smallest of the caps that the connector and the decoders have."""
+    caps = [media_io.get_max_bytes() for media_io in media_ios]
+    return min([limits.max_bytes, *(cap for cap in caps if cap is not None)])
+
+
+def build_refs(payload: MediaPayload, media_ios: Sequence[MediaIO[Any]]) -> list[MediaRef[Any]]:
+    """Return a ref for each decoder, all over the same bytes and digest."""
+    return [media_io.load_bytes_ref(payload.data, digest=payload.digest) for media_io in media_ios]
+
+
+def refs_from_data(
+    url: MediaURL | DataURL,
+    media_ios: Sequence[MediaIO[Any]],
+    max_bytes: int,
+    trace: FetchTrace | None,
+) -> list[MediaRef[Any]]:
+    """Return a ref for each decoder over what a `data:` URL holds.
+
+    Args:
+        url: The URL, or its parts.
+        media_ios: The decoders.
+        max_bytes: The strictest of all caps; checked before anything is decoded.
+        trace: Is told of sizes and times.
+
+    Raises:
+        InvalidRequestError: If the URL is malformed, or a decoder refuses its size.
+        UnprocessableMediaError: If the payload is empty or too large, or its base64 is wrong.
+    """
+    start = time.perf_counter()
+    parsed = url if isinstance(url, DataURL) else parse_data_url(url)
+    most = upper_bound(parsed)
+    try:
+        _check_size(most, media_ios, max_bytes)
+    except LazyDecodeError:
+        # White space and escapes may make up the difference, but not most of a text.
+        if most > 4 * max_bytes:
+            raise
+        _check_size(measure(parsed), media_ios, max_bytes)
+    if parsed.is_base64 and is_jpeg_sequence(parsed.media_type):
+        # A list with commas, which the decoder takes apart itself.
+        text = normalize_text(parsed).decode("ascii")
+        return [media_io.load_base64_ref(parsed.media_type, text) for media_io in media_ios]
+    data = decode_data_url(parsed)
+    return _build_traced("data", start, data, media_ios, trace)
+
+
+def refs_from_file(
+    local_files: LocalFiles | None,
+    url: str,
+    media_ios: Sequence[MediaIO[Any]],
+    max_bytes: int,
+    trace: FetchTrace | None,
+) -> list[MediaRef[Any]]:
+    """Return a ref for each decoder over a local file, which is read once.
+
+    Args:
+        local_files: The allowed folder; None: there is none.
+        url: A `file:` URL.
+        media_ios: The decoders.
+        max_bytes: The strictest of all caps; checked before the file is read.
+        trace: Is told of sizes and times.
+
+    Raises:
+        InvalidRequestError: If the file is not allowed, or a decoder refuses its size.
+        UnprocessableMediaError: If it is empty or too large.
+    """
+    start = time.perf_counter()
+    if local_files is None:
+        raise BlockedURLError(
+            "Cannot load local files: the server does not allow a folder of local media."
+        )
+    parsed = parse_url(url)
+    assert isinstance(parsed, FileURL)
+    data = local_files.read(parsed, lambda size: _check_size(size, media_ios, max_bytes))
+    return _build_traced("file", start, data, media_ios, trace)
+
+
+def _check_size(num_bytes: int, media_ios: Sequence[MediaIO[Any]], max_bytes: int) -> None:
+    for media_io in media_ios:
+        media_io.check_size(num_bytes)
+    if num_bytes > max_bytes:
+        raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
+
+
+def _build_traced(
+    source: Literal["data", "file"],
+    start: float,
+    data: bytes,
+    media_ios: Sequence[MediaIO[Any]],
+    trace: FetchTrace | None,
+) -> list[MediaRef[Any]]:
+    fetched = time.perf_counter()
+    refs = build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
+    if trace:
+        trace.source, trace.num_bytes = source, len(data)
+        trace.fetch_s = fetched - start
+        trace.digest_s = time.perf_counter() - fetched
+    return refs
