@@ -209,6 +209,12 @@ class Settings(BaseSettings):
         (), description="Names under which the model answers; none given: the path."
     )
     api_key: str | None = Field(None, description="Key that requests must bear; none given: open.")
+    shutdown_grace: float = Field(
+        30.0,
+        ge=0,
+        description="How long running requests may go on after a stop signal, seconds; then "
+        "they are cancelled.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log level."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import select
@@ -115,6 +116,102 @@ def test_sigterm_lets_a_running_request_finish(
         assert statuses == [200]
         assert server.end() == 0
         assert "Traceback" not in server.output
+
+
+@contextmanager
+def render_server(model: Path, *flags: str) -> Iterator[tuple[Process, str]]:
+    """A server without engine, and its URL."""
+    with lazydecode("serve", str(model), "--engine", "none", "--port", "0", *flags) as server:
+        yield server, server.read_until(r"serving .* at (http://\S+)")
+
+
+def post_in_background(url: str, body: object, answers: list[httpx.Response]) -> threading.Thread:
+    """Send a request; its answer, if one comes, is added to `answers`."""
+
+    def send() -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            render = f"{url}/v1/chat/completions/render"
+            answers.append(httpx.post(render, json=body, timeout=60))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def begin_body(url: str) -> socket.socket:
+    """Send the head of a request and the first byte of its body."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    connection = socket.create_connection((host, int(port)))
+    head = "POST /v1/chat/completions/render HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{"
+    connection.sendall(head.encode())
+    return connection
+
+
+@pytest.mark.slow
+def test_after_the_grace_what_runs_is_cancelled(
+    tiny_model: Callable[..., Path], shared_origin: Origin
+) -> None:
+    model, gate = tiny_model("qwen2_5_vl", weights=False), Gate()
+    media = shared_origin.serve("/never.jpg", make_jpeg(), gate=gate)
+    networks = ("--allowed-private-networks", shared_origin.netloc)
+    waits = ("--image-fetch-timeout", "60", "--max-request-body-stall", "60")
+    with render_server(model, *networks, *waits, "--shutdown-grace", "0.5") as (server, url):
+        answers: list[httpx.Response] = []
+        thread = post_in_background(url, request(image(media), text("x")), answers)
+        gate.wait_arrived()
+        with begin_body(url):
+            begin = time.monotonic()
+            assert server.end(signal.SIGTERM) == 0
+            # Far below the 60 s that each would have waited.
+            assert time.monotonic() - begin < 20
+        thread.join(60)
+        gate.open()
+        assert [answer.status_code for answer in answers] == [503]
+        assert "is being stopped" in answers[0].text
+        assert "Traceback" not in server.output
+        assert "stopped" in server.output
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_it_at_once(
+    tiny_model: Callable[..., Path], shared_origin: Origin
+) -> None:
+    model, gate = tiny_model("qwen2_5_vl", weights=False), Gate()
+    media = shared_origin.serve("/never-too.jpg", make_jpeg(), gate=gate)
+    networks = ("--allowed-private-networks", shared_origin.netloc)
+    with render_server(model, *networks, "--image-fetch-timeout", "60") as (server, url):
+        thread = post_in_background(url, request(image(media), text("x")), [])
+        gate.wait_arrived()
+        server.process.send_signal(signal.SIGINT)
+        server.read_until("a second signal ends them")
+        assert server.end(signal.SIGINT) == 128 + signal.SIGINT
+        thread.join(60)
+        gate.open()
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.slow
+def test_while_it_loads_it_says_so_and_a_killed_one_leaves_no_engine(
+    tiny_model: Callable[..., Path],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    model = str(tiny_model("qwen2_5_vl"))
+    with lazydecode("serve", model, "--port", str(port)) as server:
+        url, statuses = f"http://127.0.0.1:{port}", []
+        deadline = time.monotonic() + START_S
+        while 200 not in statuses and time.monotonic() < deadline:
+            with contextlib.suppress(httpx.ConnectError):  # before it listens
+                answer = httpx.get(f"{url}/health", timeout=60)
+                statuses.append(answer.status_code)
+                assert answer.json()["status"] == ("ok" if statuses[-1] == 200 else "loading")
+        assert set(statuses) == {503, 200}
+        [engine] = psutil.Process(server.process.pid).children(recursive=True)
+        assert engine.name() == "lazydecode-eng"  # forked
+        # The end of its output too: the engine holds it open for as long as it runs.
+        assert server.end(signal.SIGKILL) == -signal.SIGKILL
+        psutil.wait_procs([engine], timeout=20)
+        assert not engine.is_running()
 
 
 @pytest.mark.slow

@@ -25,10 +25,10 @@ def serve(model: str, **flags: Any) -> None:
       lazydecode serve ./models/qwen2_5_vl --engine none --port 9000
     """
     settings = settings_from_flags(flags)
-    # Of the extra `serve`, and seconds of imports that `--help` need not wait for.
-    from lazydecode.server.run import run_server
-
     logging.basicConfig(
         level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    # Of the extra `serve`, which `--help` does not need.
+    from lazydecode.server.run import run_server
+
     run_server(model, settings)

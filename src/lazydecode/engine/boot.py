@@ -1,7 +1,7 @@
-"""First file of the engine process: takes over the parent's import path, then runs `core`.
+"""First file of a spawned engine process: takes over the parent's import path, then runs `core`.
 
-Started as `python -P boot.py SOCKET_FD [MEMORY_FD SIZE]`. Imports nothing of ours before the path
-is set, so that the process finds what its parent found, whatever the parent did to `sys.path`.
+Started as `python -P boot.py CONTROL_FD`. Imports nothing of ours before the path is set, so that
+the process finds what its parent found, whatever the parent did to `sys.path`.
 """
 
 import json
@@ -19,15 +19,14 @@ def _main() -> None:
     # takes the cores from the front end's decoders, and theirs from them: with both of two
     # cores busy a tiny model's step took 10 to 20 times as long as with waiting threads.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    sock = socket.socket(fileno=int(sys.argv[1]))
-    (size,) = struct.unpack("<I", _read(sock, 4))
-    sys.path[:] = json.loads(_read(sock, size))
+    control = socket.socket(fileno=int(sys.argv[1]))
+    (size,) = struct.unpack("<I", _read(control, 4))
+    sys.path[:] = json.loads(_read(control, size))
     from lazydecode.engine.core import main
 
-    memory = (int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 2 else None
-    status = main(sock, memory)
+    status = main(control)
     sys.stderr.flush()
-    os._exit(status)  # the reader and the watch are daemons: no interpreter teardown under them
+    os._exit(status)  # the readers and the watch are daemons: no interpreter teardown under them
 
 
 def _read(sock: socket.socket, size: int) -> bytes:

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from lazydecode.engine.channel import ChannelClosedError
+from lazydecode.engine.child import Child
 from lazydecode.engine.messages import (
     Abort,
     ClearCache,
@@ -36,6 +37,7 @@ from lazydecode.errors import EngineDeadError, EngineError, LazyDecodeError
 logger = logging.getLogger(__name__)
 
 _MAX_BACKOFF_S: Final = 30.0
+_KILLED_S: Final = 5.0
 _CLOSED: Final = "the engine was closed"
 
 
@@ -48,10 +50,15 @@ class EngineClient:
     What was queued but not sent goes to the new process.
 
     The lock covers all fields below it; messages, callbacks and streams are handled outside.
+
+    Args:
+        config: What the process runs.
+        child: The first process, if one waits already. Ended by `close`, started or not.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, *, child: Child | None = None) -> None:
         self._config = config
+        self._child = child
         self._callbacks: list[Callable[[], None]] = []
         self._wire_ids = itertools.count()
         self._snapshot_numbers = itertools.count()
@@ -124,6 +131,10 @@ class EngineClient:
             self._lock.notify_all()
         if starting is not None:
             starting.kill()
+        if self._child is not None:  # never started
+            self._child.kill()
+            self._child.wait(_KILLED_S)
+            self._child.control.close()
         if process is not None:
             process.end()
         for thread in self._threads:
@@ -318,8 +329,9 @@ class EngineClient:
         return None
 
     def _spawn(self) -> EngineProcess:
+        child, self._child = self._child, None
         try:
-            process = EngineProcess(self._config)
+            process = EngineProcess(self._config, child)
         except OSError as exc:
             raise EngineError(f"the engine process cannot be started: {exc}") from exc
         with self._lock:

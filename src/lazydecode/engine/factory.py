@@ -6,6 +6,7 @@ from typing import Final
 
 from lazydecode.cache import PROCESSOR_CACHE_REGISTRY
 from lazydecode.config import Settings
+from lazydecode.engine.child import Child
 from lazydecode.engine.client import EngineClient
 from lazydecode.engine.null import NullEngine
 from lazydecode.engine.process import EngineConfig
@@ -28,6 +29,7 @@ def create_engine(
     *,
     pixel_plan: PixelPlan | None = None,
     token_types: TokenTypes | None = None,
+    child: Child | None = None,
 ) -> Engine:
     """Return the engine for `settings`, not started yet.
 
@@ -36,6 +38,7 @@ def create_engine(
         settings: Which engine, on which device, with how much cache.
         pixel_plan: How the model's uint8 patches are finished, if the front end sends such.
         token_types: `TokenTypes.of_processor` of the model's processor.
+        child: An engine process that waits for its front end; None: one is spawned.
     """
     if settings.engine == "none":
         return NullEngine(EngineInfo(model=model, max_model_len=settings.max_model_len))
@@ -58,5 +61,6 @@ def create_engine(
             max_batch_size=settings.max_batch_size,
             log_level=settings.log_level,
             shared_bytes=cache_bytes + _IN_FLIGHT_BYTES if settings.engine_shared_memory else 0,
-        )
+        ),
+        child=child,
     )

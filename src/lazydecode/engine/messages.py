@@ -2,8 +2,8 @@
 
 Front end to engine: `Configure` once, then `Submit`, `Abort`, `ClearCache`, `InvalidateCache` and
 `TakeSnapshot`, in the order of the sender cache's updates. Engine to front end: `Ready` or
-`StartFailed` once, then `Outputs`, `Failed`, `Released` and `Snapshot`. Closing the connection
-ends the engine.
+`StartFailed` once, then `Outputs`, `Failed`, `Released` and `Snapshot`. A front end that closes its
+connection is forgotten; the engine ends when its control socket closes (see `child`).
 """
 
 from __future__ import annotations

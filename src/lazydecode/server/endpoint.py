@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -10,6 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from lazydecode.errors import OverloadedError
 from lazydecode.server.context import ServerContext
 from lazydecode.server.error_mapping import ErrorAnswer, map_error
 from lazydecode.server.exchange import Exchange
@@ -82,6 +84,10 @@ class Endpoint:
                         context.metrics.observe_timeline(exchange.timeline)
             except ClientDisconnect:
                 raise
+            except asyncio.CancelledError:
+                # Only the server's end cancels a request as a whole. This task is the request's
+                # own: nobody waits for the cancellation, and the client waits for an answer.
+                await _answer_error(exchange, OverloadedError("the server is being stopped"))
             except Exception as exc:  # Whatever it is, the client gets an answer.
                 await _answer_error(exchange, exc)
         except (ClientDisconnect, OSError):

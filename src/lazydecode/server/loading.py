@@ -9,6 +9,7 @@ import torch
 
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.config import Settings
+from lazydecode.engine.child import Child
 from lazydecode.engine.factory import create_engine
 from lazydecode.engine.token_types import TokenTypes
 from lazydecode.engine.wire import DTYPES
@@ -24,19 +25,26 @@ from lazydecode.server.plugin_check import check_plugins
 from lazydecode.server.queueing import RequestQueue
 
 
-def load_context(model: str, settings: Settings) -> ServerContext:
+def load_context(model: str, settings: Settings, *, child: Child | None = None) -> ServerContext:
     """Load what the front end needs of `model`; the engine is made, and not started yet.
 
     Blocks for seconds. Nothing runs afterwards: no thread, process or connection.
+
+    Args:
+        model: Local folder or hub id.
+        settings: What to serve and how.
+        child: An engine process that waits for its front end, if there is.
 
     Raises:
         LazyDecodeError: If the model cannot be served; says why.
     """
     check_plugins(settings)
-    return build_context(load_model_frontend(model, settings), settings)
+    return build_context(load_model_frontend(model, settings), settings, child=child)
 
 
-def build_context(frontend: ModelFrontend, settings: Settings) -> ServerContext:
+def build_context(
+    frontend: ModelFrontend, settings: Settings, *, child: Child | None = None
+) -> ServerContext:
     """Put the parts of a server together around a loaded front end."""
     executor = MediaExecutor(settings.media_loading_thread_count)
     limits, cache_limits = settings.request_limits, settings.download_cache_limits
@@ -68,6 +76,7 @@ def build_context(frontend: ModelFrontend, settings: Settings) -> ServerContext:
             settings,
             pixel_plan=frontend.pixel_plan,
             token_types=TokenTypes.of_processor(frontend.processor),
+            child=child,
         ),
         generates=generates,
         model_names=settings.served_model_name or (frontend.model_id,),

@@ -1,43 +1,51 @@
-"""From a model's name to a listening server, and down again without leaving anything behind."""
+"""From a model's name to a listening server, and down again without leaving anything behind.
+
+The order of a start: bind (a taken port is told at once), import what takes seconds to import,
+fork the engine process (which so need not import it again) while this process has one thread,
+then load the front end and the engine's model beside each other's imports.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
+import importlib
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from typing import Final, TypeVar
-
-import uvicorn
-import uvloop
+from collections.abc import Callable
+from types import FrameType
+from typing import Final
 
 from lazydecode.config import Settings
+from lazydecode.engine.child import Child, ForkedChild, can_fork
 from lazydecode.server.allocator import tune_allocator
-from lazydecode.server.app import create_app
-from lazydecode.server.context import ServerContext
-from lazydecode.server.loading import load_context
 
 logger = logging.getLogger(__name__)
 
-_T = TypeVar("_T")
-_DRAIN_S: Final = 30
-"""How long running requests may take to finish after a stop signal."""
-_KEEPALIVE_S: Final = 30
-_BACKLOG: Final = 2048
 _SWITCH_INTERVAL_S: Final = 0.001
 """The loop waits for the interpreter's lock behind decode and processing threads; the default
 of 5 ms per thread adds up to noticeable lag."""
+_FRONT_END: Final = ("lazydecode.server.serving",)
+_ENGINE: Final = ("lazydecode.engine.core", "lazydecode.engine.transformers")
+_LAZY: Final = (
+    *("AutoConfig", "AutoProcessor", "AutoTokenizer", "PreTrainedTokenizerBase", "ProcessorMixin"),
+)
+_LAZY_ENGINE: Final = (
+    *("AutoModelForMultimodalLM", "AutoModelForCausalLM", "GenerationConfig", "GenerationMixin"),
+    *("LogitsProcessorList", "StoppingCriteriaList"),
+)
+"""Names that Transformers imports, with what they need, when they are first asked for."""
 
 
 def run_server(
     model: str, settings: Settings, *, on_ready: Callable[[str], None] | None = None
 ) -> None:
     """Serve `model` until SIGINT or SIGTERM; return when everything is closed.
+
+    To be called on the main thread.
 
     Args:
         model: Local folder or hub id.
@@ -48,18 +56,73 @@ def run_server(
         LazyDecodeError: If the model cannot be loaded.
         OSError: If the address cannot be listened on.
     """
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    tune_allocator()
     listener = _listen(settings.host, settings.port)
     try:
+        _end_on_signals()
+        logger.info("loading %s", model)
+        generates = settings.engine != "none"
+        preload(generates=generates)
+        child = _fork_engine(listener) if generates else None
+        # After the fork: an engine keeps the allocator's defaults.
+        sys.setswitchinterval(_SWITCH_INTERVAL_S)
+        tune_allocator()
+        import uvloop
+
+        from lazydecode.server.serving import serve
+
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(model, settings, listener, on_ready))
+            runner.run(serve(model, settings, listener, child=child, on_ready=on_ready))
     finally:
         listener.close()
 
 
+def preload(*, generates: bool) -> None:
+    """Import everything that a server needs, on this thread; no other thread is started."""
+    # Read by libgomp when torch loads it. Its threads spin at every barrier by default, which
+    # takes the cores from decoders: see `engine.boot`.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Half a million objects that stay: looking through them again and again took 2 of 12 s.
+    gc.disable()
+    try:
+        for module in (*_FRONT_END, *(_ENGINE if generates else ())):
+            importlib.import_module(module)
+        import transformers
+
+        for name in (*_LAZY, *(_LAZY_ENGINE if generates else ())):
+            getattr(transformers, name)
+    finally:
+        gc.enable()
+        # Also after a fork: a collector that wrote into them would copy the shared pages.
+        gc.freeze()
+
+
+def _fork_engine(listener: socket.socket) -> Child | None:
+    """Return an engine process that waits for its front end; None: it is to be spawned."""
+    if not can_fork():
+        return None
+    from lazydecode.engine.core import main
+
+    try:
+        return ForkedChild(main, close=[listener.fileno()], name="lazydecode-eng")
+    except OSError as exc:
+        logger.warning("the engine cannot be forked (%s); it is spawned", exc)
+        return None
+
+
+def _end_on_signals() -> None:
+    """Until the event loop has its own handlers: nothing has to be closed yet."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        logger.info("stopped while loading")
+        logging.shutdown()
+        os._exit(0)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+
+
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind before the model is loaded: a taken port is told at once."""
+    """Bind before anything is loaded; connections are refused until there is who answers."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -69,163 +132,3 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
     return listener
-
-
-async def _serve(
-    model: str,
-    settings: Settings,
-    listener: socket.socket,
-    on_ready: Callable[[str], None] | None,
-) -> None:
-    stop = _StopSignals()
-    with stop:
-        logger.info("loading %s", model)
-        context = await _until_stopped(stop, lambda: load_context(model, settings))
-        # Closing a starting engine ends it, so this may be cancelled.
-        starting = asyncio.create_task(_enter(context), name="start-engine")
-        stop.on_first = starting.cancel
-        try:
-            running = await starting
-        except asyncio.CancelledError:
-            logger.info("stopped while starting")
-            return
-        async with running:
-            await _answer_requests(context, listener, stop, on_ready)
-    logger.info("stopped")
-
-
-async def _enter(context: ServerContext) -> contextlib.AsyncExitStack:
-    async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(context.running())
-        return stack.pop_all()
-
-
-async def _answer_requests(
-    context: ServerContext,
-    listener: socket.socket,
-    stop: _StopSignals,
-    on_ready: Callable[[str], None] | None,
-) -> None:
-    """Serve until a stop signal; running requests may then finish."""
-    server = _Server(
-        uvicorn.Config(
-            create_app(context, runs_context=False),
-            log_config=None,
-            access_log=False,
-            http="httptools",
-            loop="none",
-            lifespan="off",
-            timeout_graceful_shutdown=_DRAIN_S,
-            timeout_keep_alive=_KEEPALIVE_S,
-            backlog=_BACKLOG,
-        )
-    )
-
-    def begin_to_stop() -> None:
-        logger.info("stopping: running requests may finish; a second signal ends them")
-        server.should_exit = True
-
-    stop.on_first, stop.on_second = begin_to_stop, server.force
-    if stop.is_set:
-        begin_to_stop()
-    announcing = asyncio.create_task(
-        _announce(server, listener, context, on_ready), name="announce"
-    )
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        announcing.cancel()
-        await asyncio.wait((announcing,))
-
-
-async def _announce(
-    server: uvicorn.Server,
-    listener: socket.socket,
-    context: ServerContext,
-    on_ready: Callable[[str], None] | None,
-) -> None:
-    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
-        await asyncio.sleep(0.01)
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    logger.info("serving %s at %s", ", ".join(context.model_names), url)
-    if on_ready is not None:
-        on_ready(url)
-
-
-async def _until_stopped(stop: _StopSignals, load: Callable[[], _T]) -> _T:
-    """Load on a thread of its own; a stop signal ends the process at once.
-
-    Loading is one long call into foreign code that nothing can interrupt, and there is nothing
-    yet that would have to be closed.
-    """
-    loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[_T] = loop.create_future()
-
-    def deliver(result: _T | None, error: BaseException | None) -> None:
-        if error is not None:
-            loaded.set_exception(error)
-        else:
-            loaded.set_result(result)  # type: ignore[arg-type]  # None only if load returns it
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = load()
-        except BaseException as exc:  # delivered to the waiting task
-            error = exc
-        loop.call_soon_threadsafe(deliver, result, error)
-
-    threading.Thread(target=run, name="load-model", daemon=True).start()
-    stopping = asyncio.create_task(stop.wait(), name="stop-signal")
-    await asyncio.wait((loaded, stopping), return_when=asyncio.FIRST_COMPLETED)
-    if not loaded.done():
-        logger.info("stopped while loading")
-        logging.shutdown()
-        os._exit(0)
-    stopping.cancel()
-    return loaded.result()
-
-
-class _StopSignals:
-    """SIGINT and SIGTERM: the first one calls `on_first`, the next ones call `on_second`."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.on_first: Callable[[], object] | None = None
-        self.on_second: Callable[[], object] | None = None
-
-    @property
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    async def wait(self) -> None:
-        await self._event.wait()
-
-    def __enter__(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
-
-    def __exit__(self, *exc_info: object) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-
-    def _on_signal(self) -> None:
-        react = self.on_second if self._event.is_set() else self.on_first
-        self._event.set()
-        if react is not None:
-            react()
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling, which would raise the signal again at the end."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def force(self) -> None:
-        """Stop waiting for running requests."""
-        self.force_exit = True

@@ -1,0 +1,164 @@
+"""One front end process: it answers from the start, loads, serves, and closes what it opened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import uvicorn
+
+from lazydecode.config import Settings
+from lazydecode.engine.child import Child
+from lazydecode.server.app import create_app
+from lazydecode.server.context import ServerContext
+from lazydecode.server.doorway import Doorway
+from lazydecode.server.loading import load_context
+from lazydecode.server.stopping import StopSignals
+
+logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_KEEPALIVE_S: Final = 30
+_BACKLOG: Final = 2048
+
+
+async def serve(
+    model: str,
+    settings: Settings,
+    listener: socket.socket,
+    *,
+    child: Child | None,
+    on_ready: Callable[[str], None] | None,
+) -> None:
+    """Serve `model` until SIGINT or SIGTERM.
+
+    Args:
+        model: Local folder or hub id.
+        settings: What to serve and how.
+        listener: Bound.
+        child: An engine process that waits for us, if there is.
+        on_ready: Called with the server's base URL once it answers.
+
+    Raises:
+        LazyDecodeError: If the model cannot be loaded.
+    """
+    stop = StopSignals(
+        settings.shutdown_grace, on_abandon=lambda: None if child is None else child.kill()
+    )
+    door = Doorway()
+    server = _Server(
+        uvicorn.Config(
+            door,
+            log_config=None,
+            access_log=False,
+            http="httptools",
+            loop="none",
+            lifespan="off",
+            timeout_graceful_shutdown=settings.shutdown_grace,  # type: ignore[arg-type]  # a float does
+            timeout_keep_alive=_KEEPALIVE_S,
+            backlog=_BACKLOG,
+        )
+    )
+    with stop:
+        answering = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+        try:
+            context = await _until_stopped(stop, lambda: load_context(model, settings, child=child))
+            # Closing a starting engine ends it, so this may be cancelled.
+            starting = asyncio.create_task(_enter(context), name="start-engine")
+            stop.on_first = starting.cancel
+            try:
+                running = await starting
+            except asyncio.CancelledError:
+                logger.info("stopped while starting")
+                return
+            async with running:
+                door.open(create_app(context, runs_context=False))
+                await _until_stopping(server, stop, context, listener, on_ready)
+                await _finish(server, answering)
+        finally:
+            await _finish(server, answering)
+    logger.info("stopped")
+
+
+async def _enter(context: ServerContext) -> contextlib.AsyncExitStack:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(context.running())
+        return stack.pop_all()
+
+
+async def _until_stopping(
+    server: uvicorn.Server,
+    stop: StopSignals,
+    context: ServerContext,
+    listener: socket.socket,
+    on_ready: Callable[[str], None] | None,
+) -> None:
+    """Say that requests are served; return when no more shall be."""
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    stop.on_first = lambda: logger.info(
+        "stopping: running requests may finish; a second signal ends them"
+    )
+    if stop.is_set:
+        stop.on_first()
+        return
+    while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+        await asyncio.sleep(0.01)
+    logger.info("serving %s at %s", ", ".join(context.model_names), url)
+    if on_ready is not None:
+        on_ready(url)
+    await stop.wait()
+
+
+async def _finish(server: uvicorn.Server, answering: asyncio.Task[None]) -> None:
+    """Take no more requests, and return when those that run have ended, or were cancelled."""
+    server.should_exit = True
+    await answering
+    if tasks := server.server_state.tasks:
+        await asyncio.wait(tasks)
+
+
+async def _until_stopped(stop: StopSignals, load: Callable[[], _T]) -> _T:
+    """Load on a thread of its own; a stop signal ends the process at once.
+
+    Loading is one long call into foreign code that nothing can interrupt, and there is nothing
+    yet that would have to be closed.
+    """
+    loop = asyncio.get_running_loop()
+    loaded: asyncio.Future[_T] = loop.create_future()
+
+    def deliver(result: _T | None, error: BaseException | None) -> None:
+        if error is not None:
+            loaded.set_exception(error)
+        else:
+            loaded.set_result(result)  # type: ignore[arg-type]  # None only if load returns it
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = load()
+        except BaseException as exc:  # delivered to the waiting task
+            error = exc
+        loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=run, name="load-model", daemon=True).start()
+    stopping = asyncio.create_task(stop.wait(), name="stop-signal")
+    await asyncio.wait((loaded, stopping), return_when=asyncio.FIRST_COMPLETED)
+    if not loaded.done():
+        logger.info("stopped while loading")
+        stop.abandon(0)
+    stopping.cancel()
+    return loaded.result()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling, which would raise the signal again at the end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
