@@ -209,6 +209,9 @@ class Settings(BaseSettings):
         (), description="Names under which the model answers; none given: the path."
     )
     api_key: str | None = Field(None, description="Key that requests must bear; none given: open.")
+    warmup: bool = Field(
+        True, description="Process one small item of each kind in the background after the start."
+    )
     shutdown_grace: float = Field(
         30.0,
         ge=0,

@@ -30,7 +30,9 @@ class Server:
     """Serves a model until the `with` block ends. Tests may look at `context`."""
 
     def __init__(self, model: Path, **settings: Any) -> None:
-        self.context = load_context(str(model), Settings(**{"port": 0, **settings}))
+        # Without warm-up: tests count what decoders and processors do.
+        options = {"port": 0, "warmup": False, **settings}
+        self.context = load_context(str(model), Settings(**options))
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"

@@ -4,6 +4,7 @@ Started as `python -P boot.py CONTROL_FD`. Imports nothing of ours before the pa
 the process finds what its parent found, whatever the parent did to `sys.path`.
 """
 
+import gc
 import json
 import os
 import signal
@@ -22,6 +23,8 @@ def _main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     (size,) = struct.unpack("<I", _read(control, 4))
     sys.path[:] = json.loads(_read(control, size))
+    # Until the model is loaded: half a million objects come that stay.
+    gc.disable()
     from lazydecode.engine.core import main
 
     status = main(control)

@@ -7,6 +7,7 @@ the process when its parent has died.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -83,6 +84,8 @@ class _Core:
             # The front ends hear of it, and close.
             self._is_ending.wait(_GRACE_S)
             return 1
+        gc.enable()
+        gc.freeze()
         try:
             self._scheduler = Scheduler(
                 runner,

@@ -49,6 +49,7 @@ from lazydecode.renderers.multimodal import (
 )
 from lazydecode.renderers.recordings import Recordings
 from lazydecode.renderers.timeline import Timeline
+from lazydecode.renderers.warm_up import WarmUp
 
 _T = TypeVar("_T")
 _TOKENIZER_THREADS: Final = 2
@@ -124,6 +125,7 @@ class BaseRenderer:
             max_bytes=limits.max_decoded_bytes_per_request,
             executor=executor,
         )
+        self.warm_up = WarmUp(frontend, self._mm_executor)
         self._runner: MultiModalRunner | None = None
         processor = frontend.any_processor
         if processor is not None:
@@ -293,6 +295,7 @@ class BaseRenderer:
         await asyncio.to_thread(self._shutdown)
 
     def _shutdown(self) -> None:
+        self.warm_up.join()
         self._flights.close()
         self._processing.shutdown()
         self._tokenizers.shutdown()

@@ -62,6 +62,8 @@ class ServerContext:
         try:
             self.engine.on_restart(lambda: self.renderer.forget_engine(self.engine.clear_cache))
             await self.engine.start()
+            if self.settings.warmup:
+                self.renderer.warm_up.start()
             watch = asyncio.create_task(self.metrics.watch_loop(), name="watch-loop")
             try:
                 yield
