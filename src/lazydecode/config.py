@@ -184,6 +184,13 @@ class Settings(BaseSettings):
         "their own, and the uuid alone stands for neither; error refuses them.",
     )
     processing_threads: int = Field(2, ge=1, description="Threads that run the model's processor.")
+    worker_niceness: int = Field(
+        10,
+        ge=0,
+        le=19,
+        description="How far the threads that decode and process step back behind the event loop, "
+        "in steps of nice(2); Linux alone has it per thread.",
+    )
     raw_pixels: bool = Field(
         True,
         description="Hand over uint8 patches and leave rescale and normalize to the engine, for "

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -48,6 +49,20 @@ def test_no_more_decodes_run_than_threads_and_quick_jobs_do_not_wait_for_them() 
         go.set()
         for job in jobs:
             job.result(10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a priority per thread is Linux's alone")
+def test_only_decodes_step_back() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    here = niceness()
+    with MediaExecutor(2, niceness=3) as pool:
+        assert pool.submit(niceness).result() == min(here + 3, 19)
+        assert pool.quick.submit(niceness).result() == here
+    with MediaExecutor(1) as pool:
+        assert pool.submit(niceness).result() == here
+    assert niceness() == here
 
 
 def test_many_threads_create_one_pool() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -15,6 +16,19 @@ DEFAULT_MAX_WORKERS: Final = 8
 _QUICK_WORKERS: Final = 4
 
 
+def yield_cpu(niceness: int) -> None:
+    """Let the calling thread step back behind the process's other threads by `niceness` (0 to 19).
+
+    For threads that compute: an event loop that wakes up then gets a core at once, while idle
+    cores are used as before. Only Linux has a priority per thread (setpriority(2), "C
+    library/kernel differences"); elsewhere nothing happens.
+    """
+    if niceness and sys.platform == "linux":
+        thread = threading.get_native_id()
+        lowered = os.getpriority(os.PRIO_PROCESS, thread) + niceness
+        os.setpriority(os.PRIO_PROCESS, thread, min(lowered, 19))
+
+
 class MediaExecutor(Executor):
     """Owns the media threads. Creating one starts nothing; the first job does.
 
@@ -24,14 +38,16 @@ class MediaExecutor(Executor):
 
     Args:
         max_workers: Threads for decodes, at least 1.
+        niceness: How far the decode threads step back behind the other threads, as
+            `yield_cpu` says.
     """
 
-    def __init__(self, max_workers: int = DEFAULT_MAX_WORKERS) -> None:
+    def __init__(self, max_workers: int = DEFAULT_MAX_WORKERS, *, niceness: int = 0) -> None:
         if max_workers < 1:
             raise ValueError(f"max_workers must be at least 1, got {max_workers}")
         self.max_workers = max_workers
         self.quick: Executor = LazyThreadPool(_QUICK_WORKERS, "lazydecode-media-quick")
-        self._decodes = LazyThreadPool(max_workers, "lazydecode-media")
+        self._decodes = LazyThreadPool(max_workers, "lazydecode-media", niceness=niceness)
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Run `fn` on a decode thread.
@@ -56,9 +72,10 @@ class LazyThreadPool(Executor):
     The lock covers the creation of the pool and nothing else.
     """
 
-    def __init__(self, max_workers: int, name: str) -> None:
+    def __init__(self, max_workers: int, name: str, *, niceness: int = 0) -> None:
         self._max_workers = max_workers
         self._name = name
+        self._niceness = niceness
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
         self._pid = 0
@@ -75,7 +92,9 @@ class LazyThreadPool(Executor):
                 raise RuntimeError("the media threads were shut down")
             # A forked child has the pool but not its threads: jobs would wait for ever.
             if self._pool is None or self._pid != os.getpid():
-                self._pool = ThreadPoolExecutor(self._max_workers, self._name)
+                self._pool = ThreadPoolExecutor(
+                    self._max_workers, self._name, yield_cpu, (self._niceness,)
+                )
                 self._pid = os.getpid()
             pool = self._pool
         return pool.submit(fn, *args, **kwargs)

@@ -30,7 +30,7 @@ from lazydecode.inputs import MultiModalInput
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
 from lazydecode.media.decode import await_with_cancellation_drain
-from lazydecode.media.executor import MediaExecutor
+from lazydecode.media.executor import MediaExecutor, yield_cpu
 from lazydecode.models.loading import ModelFrontend
 from lazydecode.models.pairing import split_option
 from lazydecode.parse import MultiModalDataItems
@@ -118,7 +118,12 @@ class BaseRenderer:
         )
         self._fetcher = MediaFetcher(connector, frontend.info, limits=limits)
         self.identities = ItemIdentities(frontend.info, conflict=settings.uuid_conflict)
-        self._processing = ThreadPoolExecutor(settings.processing_threads, "lazydecode-process")
+        self._processing = ThreadPoolExecutor(
+            settings.processing_threads,
+            "lazydecode-process",
+            yield_cpu,
+            (settings.worker_niceness,),
+        )
         self._flights = ItemFlights(self._processing, media_executor=executor)
         self.recordings = Recordings(
             self.decoded_budget,

@@ -46,7 +46,7 @@ def build_context(
     frontend: ModelFrontend, settings: Settings, *, child: Child | None = None
 ) -> ServerContext:
     """Put the parts of a server together around a loaded front end."""
-    executor = MediaExecutor(settings.media_loading_thread_count)
+    executor = MediaExecutor(settings.media_loading_thread_count, niceness=settings.worker_niceness)
     limits, cache_limits = settings.request_limits, settings.download_cache_limits
     connector = MEDIA_CONNECTOR_REGISTRY.load(
         settings.media_connector,
