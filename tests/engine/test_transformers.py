@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,42 +17,21 @@ from lazydecode.cache import MultiModalReceiverCache
 from lazydecode.config import Settings
 from lazydecode.engine.factory import create_engine
 from lazydecode.engine.generation import Generation, PlacedItem
-from lazydecode.engine.loading import load_model
 from lazydecode.engine.model_inputs import joins_across_requests
 from lazydecode.engine.protocol import EngineRequest, SamplingParams
 from lazydecode.engine.receiver import Receiver
-from lazydecode.engine.token_types import TokenTypes
 from lazydecode.engine.transformers import TransformersRunner
 from lazydecode.errors import EngineError
 from lazydecode.inputs import (
     BatchedField,
     FlatField,
     MultiModalFieldElem,
-    MultiModalInput,
     MultiModalKwargsItem,
     PlaceholderRange,
     SharedField,
 )
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
-from lazydecode.processing.inputs import ProcessorInputs
-from tests.models.reference import Reference, clip, picture, sound
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-
-
-@dataclass
-class Case:
-    """One conversation with media."""
-
-    text: str
-    items: dict[str, list[Any]]
-
-    @property
-    def messages(self) -> list[dict[str, Any]]:
-        parts = [{"type": m} for m, items in self.items.items() for _ in items]
-        content = [*parts, {"type": "text", "text": self.text}]
-        return [{"role": "user", "content": content if parts else self.text}]
-
+from tests.engine.library import GREEDY, Case, Model
+from tests.models.reference import clip, picture, sound
 
 CASES: Mapping[str, Callable[[], list[Case]]] = {
     "qwen2_5_vl": lambda: [
@@ -72,69 +51,6 @@ CASES: Mapping[str, Callable[[], list[Case]]] = {
         Case("only words here", {}),
     ],
 }
-
-
-class Model:
-    """A tiny model three times: ours, our front end, and the library alone."""
-
-    def __init__(self, path: Path) -> None:
-        self.frontend: ModelFrontend = load_model_frontend(str(path), Settings())
-        self.runner = TransformersRunner(
-            model=str(path),
-            dtype="float32",
-            pixel_plan=self.frontend.pixel_plan,
-            token_types=TokenTypes.of_processor(self.frontend.processor),
-        )
-        self.reference = Reference(str(path))
-        self.library = load_model(str(path), device="cpu", dtype="float32", trust_remote_code=False)
-
-    def expected(self, case: Case, num_tokens: int = 12) -> list[int]:
-        """What the library generates from its own processor's output."""
-        inputs = self.reference(self.reference.text(case.messages), case.items)
-        inputs.pop("video_metadata", None)
-        tokens = self.library.generate(
-            **inputs, do_sample=False, max_new_tokens=num_tokens, eos_token_id=None, pad_token_id=0
-        )
-        return [int(token) for token in tokens[0, inputs["input_ids"].shape[1] :]]
-
-    def input(self, case: Case) -> MultiModalInput:
-        """What our own front end makes of the case."""
-        rendered = self.frontend.render_chat(case.messages)
-        if not case.items or self.frontend.mm_processor is None:
-            return MultiModalInput(
-                type="multimodal",
-                prompt_token_ids=self.frontend.tokenize_prompt(rendered),
-                mm_kwargs={},
-                mm_hashes={},
-                mm_placeholders={},
-            )
-        items = self.frontend.info.parse_mm_data(case.items)
-        return self.frontend.mm_processor.apply(ProcessorInputs(rendered.text, items))
-
-    def generation(self, case: Case, sampling: SamplingParams = GREEDY) -> Generation:
-        """The case, ready to run."""
-        return self.ready(self.input(case), sampling)
-
-    def ready(self, one: MultiModalInput, sampling: SamplingParams = GREEDY) -> Generation:
-        """What a front end made of a request, ready to run."""
-        request = EngineRequest(
-            "r",
-            one["prompt_token_ids"],
-            one["mm_kwargs"],
-            one["mm_hashes"],
-            one["mm_placeholders"],
-            sampling,
-        )
-        placed, _ = Receiver(MultiModalReceiverCache(capacity_bytes=2**28)).receive(request)
-        return Generation(request, placed, self.runner.info)
-
-    def run(self, batches: Sequence[Sequence[Generation]]) -> None:
-        """Run batches, one token each in turn."""
-        running = [iter(self.runner.generate(batch)) for batch in batches]
-        while running:
-            for steps in list(running):
-                if next(steps, "ended") == "ended":
-                    running.remove(steps)
 
 
 @pytest.fixture(scope="module", params=sorted(CASES))

@@ -1,8 +1,8 @@
-"""Check every family that tiny models are built of, and write the table of models.
+"""Check every family that tiny models are built of, and write the page about models.
 
-python -m tests.models.matrix --out docs/models.json            # all, in worker processes
-python -m tests.models.matrix gemma3 internvl                   # by name, printed
-python -m tests.models.matrix --table docs/models.json docs/models.md
+python -m tests.models.matrix --write docs/reference/models.md           # all, in workers
+python -m tests.models.matrix --write docs/reference/models.md gemma3    # one line of it anew
+python -m tests.models.matrix gemma3 internvl                            # only print
 """
 
 from __future__ import annotations
@@ -19,20 +19,13 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-NOT_GENERIC = {
-    "clip": "takes text or images, never both: an embedding model",
-    "siglip": "takes text or images, never both: an embedding model",
-    "siglip2": "takes text or images, never both: an embedding model",
-    "colpali": "takes text or images, never both: a retriever",
-    "colqwen2": "takes text or images, never both: a retriever",
-    "whisper": "encoder and decoder: audio has no place in the prompt",
-    "voxtral": "mistral-common writes the prompt",
-    "fuyu": "cuts its own tokenization apart at a sentencepiece underscore",
-}
-"""Families that the generic processor refuses, and why."""
+from tests.models.matrix_page import is_good, is_served, page
+
+_FAMILIES_PER_WORKER = 12
+"""A fresh process then: what the library keeps of models adds up."""
 
 
-def check(family: str, folder: str) -> dict[str, Any]:
+def check(family: str, folder: str, generate: bool) -> dict[str, Any]:
     """Check one family in this process; never raises."""
     import torch
     import transformers
@@ -41,132 +34,84 @@ def check(family: str, folder: str) -> dict[str, Any]:
     transformers.logging.set_verbosity_error()
     logging.disable(logging.CRITICAL)
     torch.set_num_threads(1)
-    from lazydecode.tiny_models import build
+    from lazydecode.tiny_models import build, get_family
     from tests.models.coverage import check_family
+    from tests.models.coverage_generation import check_generation
 
     start = time.perf_counter()
+    result: dict[str, Any]
     try:
         path = Path(folder) / family
         if not path.exists():
-            build(family, path, weights=False)
+            build(family, path, weights=generate)
         result = check_family(family, str(path)).as_json()
+        no_weights = get_family(family).no_weights
+        if no_weights:
+            result["generates"] = dict.fromkeys(result["modalities"], f"no weights: {no_weights}")
+        elif generate and is_served(result):
+            result["generates"] = check_generation(path)
     except Exception as exc:
-        # The table has a line for it, with the reason; the run goes on.
+        # The page has a line for it, with the reason; the run goes on.
         result = {"family": family, "problems": [f"{type(exc).__name__}: {exc}"[:300]]}
     result["seconds"] = round(time.perf_counter() - start, 1)
     return result
 
 
-def is_good(result: dict[str, Any]) -> bool:
-    """Whether everything that is claimed about a family holds."""
-    return (
-        not result["problems"]
-        and result["prompts_equal"] == result["prompts_tried"] > 0
-        and result["orders_equal"] == result["orders_tried"] > 0
-    )
-
-
-def table(results: list[dict[str, Any]]) -> str:
-    """Return the page."""
-    good = [r for r in results if is_good(r)]
-    plain = [r for r in good if not r["has_record"]]
-    lines = [
-        "# Models",
-        "",
-        "Written by `python -m tests.models.matrix` from a run over every family that "
-        "`lazydecode make-model` builds. Each is compared with its own Hugging Face processor on "
-        "whole requests: mixed prompts, several turns, the same item twice, different sizes, hits "
-        "and misses in every order.",
-        "",
-        f"{len(good)} of {len(results)} families are served, {len(plain)} of them without a word "
-        "about them in our code.",
-        "",
-        "| family | modality | how | ids equal | hits, misses | tensors | header-only | raw pixels "
-        "| items |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for result in sorted(good, key=lambda r: r["family"]):
-        lines += _rows(result)
-    refused = [r for r in results if not is_good(r)]
-    lines += ["", "## Not served by the generic processor", ""]
-    for result in sorted(refused, key=lambda r: r["family"]):
-        why = NOT_GENERIC.get(result["family"], "; ".join(result["problems"]))
-        lines.append(f"* {result['family']}: {why}")
-    lines += [
-        "",
-        "*How*: `generic`, or `record` where `models/registry.py` has an entry; `learnt`: the "
-        "class puts constant ids around every prompt, found at load; `whole`: the prompt's ids "
-        "come from one run of the class over stand-ins of the items' sizes. *Tensors*: `=` equal "
-        "to the class's own batch bit by bit; named ones differ from it beyond zero padding in a "
-        "batch, and ours are those of the item alone. *Header-only*: `meta`, `blank` or `silence` "
-        "says how the class is asked; sizes that came out equal of those tried. *Raw pixels*: "
-        "uint8 patches, finished bit by bit. *Items*: per prompt.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def _rows(result: dict[str, Any]) -> list[str]:
-    how = ["record" if result["has_record"] else "generic"]
-    if result["edit"]:
-        how.append("learnt")
-    if result["mode"] == "whole_request":
-        how.append("whole")
-    if not result["reentrant"]:
-        how.append("one thread")
-    if not result["cacheable"]:
-        how.append("not cached: random")
-    rows = []
-    for modality, line in result["modalities"].items():
-        headers = f"{line['header_way']} {line['headers_exact']}/{line['headers_tried']}"
-        rows.append(
-            f"| {result['family']} | {modality} | {', '.join(how)} "
-            f"| {result['prompts_equal']}/{result['prompts_tried']} "
-            f"| {result['orders_equal']}/{result['orders_tried']} "
-            f"| {', '.join(line['batch_differs']) or '='} "
-            f"| {'no: content' if line['header_way'] == 'content' else headers} "
-            f"| {'yes' if line['raw_pixels'] else 'no'} "
-            f"| {line['max_items'] or 'any'} |"
-        )
-    return rows
+def run(families: list[str], folder: str, *, workers: int, generate: bool) -> list[dict[str, Any]]:
+    """Check families in worker processes; print a line as each ends."""
+    results: list[dict[str, Any]] = []
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(
+        workers, mp_context=context, max_tasks_per_child=_FAMILIES_PER_WORKER
+    ) as pool:
+        jobs = [pool.submit(check, family, folder, generate) for family in families]
+        for number, job in enumerate(as_completed(jobs), 1):
+            result = job.result()
+            results.append(result)
+            verdict = "ok" if is_good(result) else "; ".join(result["problems"])[:160]
+            sys.stdout.write(
+                f"[{number:2}/{len(families)}] {result['family']:24} {result['seconds']:6.1f} s  "
+                f"{verdict or 'not all is equal'}\n"
+            )
+            sys.stdout.flush()
+    return results
 
 
 def main() -> int:
-    """Run the command."""
+    """Run the command; the exit status is 1 if a family that should be served is not."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("families", nargs="*", help="families by name; none given: all")
-    parser.add_argument("--out", type=Path, help="file for the results, JSON")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="page to write; results as JSON beside it"
+    )
     parser.add_argument("--models", type=Path, help="folder of tiny models, kept")
     parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument(
-        "--table", nargs=2, type=Path, metavar=("JSON", "MD"), help="only write the page"
-    )
+    parser.add_argument("--no-generate", action="store_true", help="leave the engine out")
     options = parser.parse_args()
-    if options.table:
-        source, page = options.table
-        page.write_text(table(json.loads(source.read_text())), encoding="utf-8")
-        return 0
     from lazydecode.tiny_models import FAMILIES
 
-    families = options.families or sorted(FAMILIES)
-    results: list[dict[str, Any]] = []
+    known: dict[str, dict[str, Any]] = {}
+    kept = None if options.write is None else options.write.with_suffix(".json")
+    if kept is not None and kept.exists() and options.families:
+        known = {r["family"]: r for r in json.loads(kept.read_text(encoding="utf-8"))}
     with tempfile.TemporaryDirectory() as temporary:
-        folder = str(options.models or temporary)
-        context = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(options.workers, mp_context=context) as pool:
-            jobs = [pool.submit(check, family, folder) for family in families]
-            for job in as_completed(jobs):
-                result = job.result()
-                results.append(result)
-                verdict = "ok" if is_good(result) else "; ".join(result["problems"])[:160]
-                sys.stdout.write(f"{result['family']:24} {result['seconds']:6.1f} s  {verdict}\n")
-                sys.stdout.flush()
-    results.sort(key=lambda r: r["family"])
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    wrong = [r for r in results if not is_good(r) and r["family"] not in NOT_GENERIC]
-    return 1 if wrong else 0
+        results = run(
+            options.families or sorted(FAMILIES),
+            str(options.models or temporary),
+            workers=options.workers,
+            generate=not options.no_generate,
+        )
+    for result in results:
+        before = known.get(result["family"], {})
+        if options.no_generate and "generates" in before:
+            result.setdefault("generates", before["generates"])
+        known[result["family"]] = result
+    if kept is not None:
+        ordered = [known[name] for name in sorted(known)]
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+        options.write.write_text(page(ordered), encoding="utf-8")
+    return 0 if all(is_good(r) for r in results) else 1
 
 
 if __name__ == "__main__":

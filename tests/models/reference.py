@@ -80,9 +80,11 @@ class Reference:
         )
         return str(rendered)
 
-    def __call__(self, text: str, items: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    def __call__(
+        self, text: str, items: Mapping[str, Sequence[Any]], **options: Any
+    ) -> dict[str, Any]:
         """The class's outputs for a whole request."""
-        arguments: dict[str, Any] = {"return_tensors": "pt"}
+        arguments: dict[str, Any] = {"return_tensors": "pt", **options}
         bos = getattr(self.processor.tokenizer, "bos_token", None)
         if bos and text.startswith(bos):
             arguments["add_special_tokens"] = False

@@ -1,4 +1,4 @@
-"""One item through the processor: forms of pictures, sizes, reasons of refusals."""
+"""One item through the processor: forms of pictures and sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from lazydecode.models.field_inference import FieldInferenceError
-from lazydecode.models.item import planes_of, refusal, shape_of, token_difference
+from lazydecode.models.item import planes_of, shape_of, token_difference
 from tests.models.conftest import LoadFrontend
 from tests.models.reference import clip, picture, sound
 
@@ -47,12 +47,6 @@ def test_a_videos_shape_holds_what_its_text_depends_on() -> None:
 
 def test_a_sounds_shape_is_its_samples() -> None:
     assert shape_of("audio", sound(0.5, 16000)) == (8000,)
-
-
-def test_a_refusal_is_one_line_of_bounded_length() -> None:
-    assert refusal(ValueError("two\n  lines")) == "two lines"
-    assert refusal(KeyError()) == "KeyError"
-    assert len(refusal(ValueError("x" * 1000))) == 300
 
 
 def test_the_token_difference_is_what_replaced_the_placeholder(frontend: LoadFrontend) -> None:

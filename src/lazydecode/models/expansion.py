@@ -246,6 +246,17 @@ class PromptExpander:
             )
         return text
 
+    def check_placeholders(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> None:
+        """Check that a text spells one placeholder per item, whatever the class makes of it.
+
+        Raises:
+            InvalidRequestError: If it does not; names the modality.
+        """
+        for modality, placeholder in self.placeholders.items():
+            found, wanted = text.count(placeholder), len(items.get(modality, ()))
+            if found != wanted:
+                self._refuse(modality, found, wanted)
+
     def _check_counts(
         self, order: Sequence[tuple[str, int, int]], items: Mapping[str, Sequence[ItemText]]
     ) -> None:

@@ -229,6 +229,19 @@ class Family:
             items = self.pairing.join(items, pairs, self.options.merge(options))
         if not isinstance(prompt, str):
             return self.expander.expand_tokens(prompt, items)
+        try:
+            return self._build_from_text(prompt, items, options)
+        except InvalidRequestError as exc:
+            if exc.modality is None and not self.expander.edits_layout:
+                self.expander.check_placeholders(prompt, items)
+            raise
+
+    def _build_from_text(
+        self,
+        prompt: str,
+        items: Mapping[str, Sequence[ItemText]],
+        options: Mapping[str, Any] | None,
+    ) -> ExpandedPrompt:
         if self.proof.mode == "whole_request" or any(
             items.get(m) for m in self.record.whole_request
         ):

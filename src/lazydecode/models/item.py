@@ -15,6 +15,7 @@ from PIL import Image
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.inputs import MultiModalKwargsItem
+from lazydecode.media.faults import describe
 from lazydecode.media.raw_video import RawVideo
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.field_inference import FieldInferenceError, FieldRules
@@ -167,7 +168,7 @@ class ItemProcessor:
         except Exception as exc:
             # Everything here is Hugging Face code over these items and options.
             logger.debug("the model's processor refuses an item", exc_info=True)
-            raise InvalidRequestError(f"the model's processor refuses it: {refusal(exc)}") from exc
+            raise InvalidRequestError(f"the model's processor refuses it: {describe(exc)}") from exc
 
     def text_of(self, modality: str, item: Any, output: ProcessorOutput) -> ItemText:
         """Return what stands in the prompt for the item that gave this output."""
@@ -222,12 +223,6 @@ def planes_of(image: Image.Image) -> torch.Tensor:
         plane = np.frombuffer(image.getchannel(channel).tobytes(), np.uint8)
         array[channel] = plane.reshape(image.height, image.width)
     return planes
-
-
-def refusal(exc: BaseException) -> str:
-    """Return the reason of a processor's exception in one line, without addresses."""
-    text = " ".join(str(exc).split()) or type(exc).__name__
-    return text if len(text) <= 300 else text[:297] + "..."
 
 
 def shape_of(modality: str, item: Any) -> tuple[Any, ...]:

@@ -11,13 +11,14 @@ import numpy as np
 from PIL import Image
 
 from lazydecode.errors import InvalidRequestError
+from lazydecode.media.faults import describe
 from lazydecode.models.field_inference import (
     FieldInferenceError,
     FieldRules,
     infer_rules,
     same_values,
 )
-from lazydecode.models.item import WITHOUT_TYPES, ItemProcessor, planes_of, refusal
+from lazydecode.models.item import WITHOUT_TYPES, ItemProcessor, planes_of
 from lazydecode.models.processor_call import (
     Media,
     ProcessorCall,
@@ -216,6 +217,6 @@ def _run_both(probes: Probes, modality: str) -> tuple[int, dict[str, Any] | None
             return number, probes.call(text, Media.of({modality: items})).tensors
         except Exception as exc:
             # Whatever it is, it says that the class does not take this pair.
-            reason = refusal(exc)
+            reason = describe(exc)
     logger.info("one %s per prompt: two are refused (%s)", modality, reason)
     return 1, None

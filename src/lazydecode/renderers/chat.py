@@ -138,12 +138,14 @@ def check_item_counts(
             raise InvalidRequestError(
                 f"the model is text-only and takes no {modality} items",
                 modality=modality,
+                index=0,
                 parameter="messages",
             )
         if modality not in modalities:
             raise InvalidRequestError(
                 f"the model takes no {modality} items; it takes {', '.join(modalities)}",
                 modality=modality,
+                index=0,
                 parameter="messages",
             )
         limit = max_items.get(modality)
@@ -151,6 +153,7 @@ def check_item_counts(
             raise TooManyItemsError(
                 f"the request has {count} {modality} items; at most {limit} are allowed",
                 modality=modality,
+                index=limit,
                 parameter="messages",
                 value=count,
             )

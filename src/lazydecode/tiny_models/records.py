@@ -57,6 +57,8 @@ class Family:
     dtype: Literal["float32", "bfloat16"] = "float32"
     architecture: str | None = None
     """Model class, where transformers' auto classes do not name the right one."""
+    voices_file: str = ""
+    """Name of a file of speaker voices that loading the weights wants; ours has none in it."""
     no_weights: str = ""
     """Why the folder has no weights; empty: it has."""
     needs: tuple[str, ...] = ()

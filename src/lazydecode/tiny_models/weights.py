@@ -59,6 +59,8 @@ def write_weights(family: Family, out_dir: Path, *, seed: int) -> None:
         model.tie_weights()
         with _quiet():
             model.to(dtype).eval().save_pretrained(out_dir)
+    if family.voices_file:
+        torch.save({}, out_dir / family.voices_file)
 
 
 @contextlib.contextmanager

@@ -32,7 +32,10 @@ FAMILIES = (
         slots={"image": Slot("<image>")},
         bos="<|begin_of_text|>",
         eos="<|end_of_text|>",
-        config={"vision_config": {"image_size": 364, "patch_size": 14}},
+        config={
+            "vision_config": {"image_size": 364, "patch_size": 14},
+            "text_config": {"max_position_embeddings": 131072},
+        },
     ),
     Family(
         name="smolvlm",

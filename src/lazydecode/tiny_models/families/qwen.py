@@ -112,7 +112,18 @@ FAMILIES = (
         },
         eos="<|im_end|>",
         pad="<|endoftext|>",
-        no_weights="loading wants the file of speaker voices that checkpoints have",
+        config={
+            "enable_audio_output": False,
+            "thinker_config": {
+                "vision_start_token_id": None,
+                "text_config": {"rope_parameters": _MROPE},
+            },
+        },
+        token_settings={
+            "vision_start_token_id": "<|vision_bos|>",
+            "audio_start_token_id": "<|audio_bos|>",
+        },
+        voices_file="spk_dict.pt",
     ),
     Family(
         name="qwen3_omni_moe",

@@ -1,0 +1,115 @@
+"""What families are compared on: conversations, items of all sizes, and encoded items."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lazydecode.media.base import MediaRef
+from lazydecode.models.loading import ModelFrontend
+from tests.builders import make_wav
+from tests.builders_video import make_video
+from tests.models.reference import clip, picture, sound
+
+IMAGE_SIZES = (
+    (28, 28), (56, 56), (100, 75), (224, 224), (336, 252), (50, 1500),
+    (1500, 50), (640, 480), (777, 1333), (1024, 768), (1920, 1080), (3840, 2160),
+)  # fmt: skip
+VIDEO_SHAPES = (
+    (4, 112, 112), (8, 168, 112), (5, 112, 224), (16, 224, 168), (2, 336, 252), (12, 448, 252),
+)  # fmt: skip
+AUDIO_SECONDS = (0.2, 0.5, 1.0, 3.3, 10.0, 29.99, 31.0, 65.0)
+
+Conversation = tuple[str, list[dict[str, Any]], dict[str, list[Any]]]
+
+
+def conversations(frontend: ModelFrontend, rate: int) -> Iterator[Conversation]:
+    """Yield (name, messages, items): mixed, several turns, twice the same, different sizes."""
+    modalities = list(frontend.modalities)
+    several = [m for m in modalities if frontend.max_items[m] is None]
+    order = [*modalities, *several[:1]]
+    yield "mixed", [user_message(order)], items_of(order, rate)
+    if several:
+        first = several[0]
+        turns = [
+            {"role": "user", "content": [{"type": first}, text_part("What is it?")]},
+            {"role": "assistant", "content": [text_part("A thing.")]},
+            {"role": "user", "content": [text_part("And this\n"), {"type": first}]},
+        ]
+        yield "turns", turns, items_of([first, first], rate)
+        twice = items_of([first], rate)[first] * 2
+        yield "twice", [user_message([first, first], between="")], {first: twice}
+    for modality in several:
+        yield f"sizes-{modality}", [user_message([modality] * 3)], items_of([modality] * 3, rate)
+    for modality in modalities:
+        yield f"one-{modality}", [user_message([modality])], items_of([modality], rate)
+
+
+def text_part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def user_message(order: Sequence[str], between: str = " part {n}:\n") -> dict[str, Any]:
+    content: list[dict[str, str]] = []
+    for number, modality in enumerate(order):
+        if between:
+            content.append(text_part(between.format(n=number)))
+        content.append({"type": modality})
+    return {"role": "user", "content": [*content, text_part("What now?")]}
+
+
+def items_of(order: Sequence[str], rate: int, *, same_size: bool = False) -> dict[str, list[Any]]:
+    """One item per entry; sizes differ within a modality unless asked otherwise."""
+    sizes = ((300, 200), (112, 140), (420, 90))
+    shapes = ((4, 112, 112), (6, 168, 112), (4, 112, 168))
+    seconds = (1.3, 0.6, 2.1)
+    items: dict[str, list[Any]] = {}
+    for modality in order:
+        group = items.setdefault(modality, [])
+        number = 0 if same_size else len(group)
+        seed = len(group)
+        if modality == "image":
+            group.append(picture(*sizes[number], seed=seed))
+        elif modality == "video":
+            group.append(clip(*shapes[number]))
+        else:
+            group.append(sound(seconds[number], rate, seed=seed))
+    return items
+
+
+def sized(modality: str, rate: int, *, thorough: bool) -> Iterator[Any]:
+    if modality == "image":
+        for size in IMAGE_SIZES if thorough else IMAGE_SIZES[2:6]:
+            yield picture(*size)
+    elif modality == "video":
+        for shape in VIDEO_SHAPES if thorough else VIDEO_SHAPES[:2]:
+            yield clip(*shape)
+    else:
+        for seconds in AUDIO_SECONDS if thorough else AUDIO_SECONDS[:3]:
+            yield sound(seconds, rate)
+
+
+def encoded(
+    frontend: ModelFrontend, rate: int, *, first: int = 0
+) -> dict[str, list[MediaRef[Any]]]:
+    """One encoded item of each modality, as a request brings them; nothing is decoded.
+
+    Args:
+        frontend: The model, whose own decoders the items go to.
+        rate: Sampling rate in Hz.
+        first: Number of the item: other numbers are other items, of other sizes.
+    """
+    refs: dict[str, list[MediaRef[Any]]] = {}
+    for modality in frontend.modalities:
+        media_io = frontend.info.get_media_io(modality, {"video": {"num_frames": 4}})
+        if modality == "image":
+            buffer = io.BytesIO()
+            picture(300 - 60 * first, 200, seed=first).save(buffer, "PNG")
+            data = buffer.getvalue()
+        elif modality == "video":
+            data = make_video(12 + 4 * first, 6, (168, 112))
+        else:
+            data = make_wav(sound(1.3 - 0.4 * first, rate, seed=first)[:, None], rate=rate)
+        refs[modality] = [media_io.load_bytes_ref(data)]
+    return refs
