@@ -18,7 +18,7 @@ from lazydecode.inputs import (
     MultiModalKwargsItem,
     PlaceholderRange,
 )
-from lazydecode.models.item import refusal
+from lazydecode.media.faults import describe
 from lazydecode.models.registry import ModelLoadError
 from lazydecode.models.speech import (
     LanguageProbe,
@@ -75,7 +75,7 @@ class WhisperMultiModalProcessor(BaseMultiModalProcessor):
                 samples, sampling_rate=self._extract.sampling_rate, return_tensors="pt"
             )
         except (ValueError, RuntimeError) as exc:
-            raise InvalidRequestError(f"the model's processor refuses it: {refusal(exc)}") from exc
+            raise InvalidRequestError(f"the model's processor refuses it: {describe(exc)}") from exc
         features = MultiModalFieldElem(made["input_features"][0], BatchedField())
         return ItemOutput(MultiModalKwargsItem({"input_features": features}), ())
 
