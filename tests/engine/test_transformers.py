@@ -30,6 +30,7 @@ from lazydecode.inputs import (
     PlaceholderRange,
     SharedField,
 )
+from lazydecode.processing.inputs import ProcessorInputs
 from tests.engine.library import GREEDY, Case, Model
 from tests.models.reference import clip, picture, sound
 

@@ -59,7 +59,6 @@ FAMILIES = (
             "has_lora_adapter": False,
             "encoder_config": {"hidden_dim": 64, "dim_head": 16, "num_heads": 4},
         },
-        token_settings={"audio_token_index": "<|audio|>"},
     ),
     Family(
         name="qwen3_asr",
