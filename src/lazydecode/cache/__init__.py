@@ -20,6 +20,7 @@ from lazydecode.cache.lru import (
 )
 from lazydecode.cache.registry import PROCESSOR_CACHE_REGISTRY, ProcessorCaches
 from lazydecode.cache.ring import CacheStats, LRUCache
+from lazydecode.cache.view import ReadOnlyCacheView
 
 __all__ = [
     "CONTESTED",
@@ -35,6 +36,7 @@ __all__ = [
     "MultiModalReceiverCache",
     "ProcessedItem",
     "ProcessorCaches",
+    "ReadOnlyCacheView",
     "UuidBindings",
     "item_nbytes",
 ]

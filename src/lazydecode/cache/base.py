@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from lazydecode.cache.ring import CacheStats, LRUCache
 from lazydecode.inputs import MultiModalKwargsItem
@@ -129,6 +129,16 @@ class BaseMultiModalCache(ABC, Generic[_In, _Out]):
 
 class BaseMultiModalProcessorCache(BaseMultiModalCache[ProcessedItem, CachedItem]):
     """The side that the processor talks to."""
+
+    keeps_items: ClassVar[bool] = True
+    """Whether what goes in can come out later."""
+
+    def peek_item(self, mm_hash: str) -> CachedItem | None:
+        """Return what a hit would, with order and statistics as they are; any thread may ask.
+
+        None if the item is not cached, or, as by default, cannot be had without a trace.
+        """
+        return None
 
     @abstractmethod
     def is_cached_item(self, mm_hash: str) -> bool:

@@ -23,6 +23,10 @@ class MultiModalProcessorOnlyCache(
 ):
     """Keeps tensors and prompt updates; a hit returns both."""
 
+    def peek_item(self, mm_hash: str) -> CachedItem | None:
+        """Return the stored item, and leave no trace."""
+        return self._lru.peek(mm_hash)
+
     def get_and_update_item(self, mm_item: ProcessedItem | None, mm_hash: str) -> CachedItem:
         """Return the stored item, or store and return `mm_item`.
 
@@ -48,6 +52,11 @@ class MultiModalProcessorSenderCache(
     LRUBackedCache[ItemUpdates, ProcessedItem, CachedItem], BaseMultiModalProcessorCache
 ):
     """P0: keeps prompt updates and counts the size of the tensors that P1 keeps."""
+
+    def peek_item(self, mm_hash: str) -> CachedItem | None:
+        """Return `(None, updates)` if P1 holds the item, and leave no trace."""
+        updates = self._lru.peek(mm_hash)
+        return None if updates is None else (None, updates)
 
     def get_and_update_item(self, mm_item: ProcessedItem | None, mm_hash: str) -> CachedItem:
         """Return `(None, updates)` on a hit; store and return `mm_item` on a miss."""

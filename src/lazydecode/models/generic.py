@@ -143,7 +143,8 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
     def render_from_headers(self, inputs: ProcessorInputs) -> HeaderRendering | None:
         """Return ids, ranges and small tensors without decoding anything.
 
-        What is decoded already counts with its true size. None if one of the items does not
+        What is decoded already counts with its true size, and of what the cache holds the text
+        is known, and nothing else. None if one of the items does not
         say enough: a file without a readable header, a family whose count follows from content.
 
         Raises:
@@ -155,7 +156,9 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         for modality, items in inputs.mm_data_items.items():
             sketches[modality] = []
             for position in range(items.get_count()):
-                sketch = self._sketch(modality, items, position, options)
+                sketch = self._cached_sketch(inputs, modality, position)
+                if sketch is None:
+                    sketch = self._sketch(modality, items, position, options)
                 if sketch is None:
                     return None
                 sketches[modality].append(sketch)
@@ -163,6 +166,13 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         built = self.family.build_prompt(inputs.prompt, texts, options, pairs=inputs.sound_pairs)
         metadata = {m: [sketch.metadata for sketch in group] for m, group in sketches.items()}
         return HeaderRendering(built.token_ids, built.placeholders, metadata)
+
+    @staticmethod
+    def _cached_sketch(inputs: ProcessorInputs, modality: str, position: int) -> Sketch | None:
+        if inputs.cache is None or inputs.mm_hash_items is None:
+            return None
+        held = inputs.cache.peek_item(inputs.mm_hash_items[modality][position])
+        return None if held is None else Sketch(held[1][0], MultiModalKwargsItem())
 
     def _sketch(
         self,

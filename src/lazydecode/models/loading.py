@@ -36,6 +36,7 @@ from lazydecode.models.template import (
     RenderedPrompt,
     control_tokens,
 )
+from lazydecode.models.token_ids import vocabulary_size
 from lazydecode.models.tokenization import PromptTokenizer
 from lazydecode.processing.context import (
     BaseProcessingInfo,
@@ -163,6 +164,11 @@ class ModelFrontend:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         return self.prompt_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are less than this."""
+        return vocabulary_size(self.config, self.tokenizer)
 
 
 def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:

@@ -229,6 +229,14 @@ class PromptTokenizer:
             )
             return plain
 
+    def spellings(self, token_ids: Sequence[int]) -> list[str]:
+        """Return each token as the vocabulary spells it; empty where it has none."""
+        if self._core is not None:
+            return [self._core.id_to_token(number) or "" for number in token_ids]
+        with self._lock:
+            find = self.hf_tokenizer.convert_ids_to_tokens
+            return [find(number) or "" for number in token_ids]
+
     # -- the parts
 
     def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:

@@ -153,7 +153,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
             processed = self._apply_hf_processor_phase2(state)
             result = self._build_mm_input(state.inputs, processed, state.timing_ctx)
         state.is_committed = True
-        self._discard_warm(processed)
+        self._discard_warm(state.inputs, processed)
         return result
 
     def apply(
@@ -164,7 +164,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
         with self._transaction(inputs):
             processed = self._cached_apply_hf_processor(inputs, timing_ctx)
             result = self._build_mm_input(inputs, processed, timing_ctx)
-        self._discard_warm(processed)
+        self._discard_warm(inputs, processed)
         return result
 
     @property
@@ -487,8 +487,10 @@ class BaseMultiModalProcessor(ProcessingSteps):
     def _transaction(inputs: ProcessorInputs) -> AbstractContextManager[None]:
         return nullcontext() if inputs.cache is None else inputs.cache.transaction()
 
-    def _discard_warm(self, processed: ProcessedRequest) -> None:
+    def _discard_warm(self, inputs: ProcessorInputs, processed: ProcessedRequest) -> None:
         """The cache had its chance to keep the results: nobody needs to keep them here."""
+        if inputs.cache is not None and not inputs.cache.keeps_items:
+            return
         for hashes in processed.mm_hashes.values():
             for mm_hash in hashes:
                 self.warm_outputs.discard(mm_hash)

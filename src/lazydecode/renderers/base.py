@@ -22,24 +22,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from lazydecode.cache import PROCESSOR_CACHE_REGISTRY, BaseMultiModalProcessorCache
+from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError, MissingMediaError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
-from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.executor import MediaExecutor, yield_cpu
 from lazydecode.models.loading import ModelFrontend
 from lazydecode.models.pairing import split_option
 from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.renderers.both import both
+from lazydecode.renderers.caches import ClearedCaches, FrontendCaches, Purpose
 from lazydecode.renderers.chat import Conversation, check_item_counts, with_sounds
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
-from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
+from lazydecode.renderers.media import MediaFetcher, merge_media_io_kwargs
 from lazydecode.renderers.multimodal import (
     Deliver,
     Job,
@@ -69,6 +70,8 @@ class RenderRequest:
     """Modality -> decode options of this request."""
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
+    skip_mm_cache: bool = False
+    """Whether the processor caches are passed by: nothing is read from them, nothing stored."""
 
 
 class BaseRenderer:
@@ -99,13 +102,13 @@ class BaseRenderer:
         self._mm_executor = ThreadPoolExecutor(1, "lazydecode-mm")
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "lazydecode-tokenize")
         cache_bytes = int(settings.mm_processor_cache_gb * GIB)
-        self.sender_cache: BaseMultiModalProcessorCache | None = None
-        self.render_cache: BaseMultiModalProcessorCache | None = None
+        self.caches = FrontendCaches()
         if cache_bytes and frontend.is_cacheable:
-            caches = PROCESSOR_CACHE_REGISTRY.get(settings.mm_processor_cache)
-            self.render_cache = caches.render(capacity_bytes=cache_bytes)
-            if mirrors_engine:
-                self.sender_cache = caches.sender(capacity_bytes=cache_bytes)
+            self.caches = FrontendCaches.create(
+                settings.mm_processor_cache,
+                capacity_bytes=cache_bytes,
+                mirrors_engine=mirrors_engine,
+            )
         self.encoded_budget = ByteBudget(
             limits.max_encoded_bytes,
             max_waiting=limits.max_waiting,
@@ -146,6 +149,16 @@ class BaseRenderer:
                 fingerprint=frontend.fingerprint,
             )
 
+    @property
+    def sender_cache(self) -> BaseMultiModalProcessorCache | None:
+        """Mirrors the engine's cache; None: there is none."""
+        return self.caches.sender
+
+    @property
+    def render_cache(self) -> BaseMultiModalProcessorCache | None:
+        """Keeps what was rendered for others; None: it is off."""
+        return self.caches.render
+
     @asynccontextmanager
     async def open(
         self,
@@ -153,7 +166,7 @@ class BaseRenderer:
         *,
         timeline: Timeline,
         hold: EncodedHold | None = None,
-        for_engine: bool = False,
+        purpose: Purpose = "render",
     ) -> AsyncIterator[RenderedRequest]:
         """Fetch the media and write the prompt; the block decides what is made of them.
 
@@ -163,8 +176,8 @@ class BaseRenderer:
             request: What to render.
             timeline: Is told of stages and items.
             hold: What the request holds of the memory budget already.
-            for_engine: Whether it will be processed for the engine, and not just rendered: what
-                that cache holds need not be fetched if a uuid names it.
+            purpose: Which of the methods will be called, `render`, `process` or `count`: what
+                their cache holds need not be fetched if a uuid names it.
 
         Raises:
             LazyDecodeError: If the request cannot be rendered; nothing was fetched for one
@@ -186,14 +199,14 @@ class BaseRenderer:
             self.identities.find_held(
                 media,
                 self._options(request, processor_kwargs, media_io_kwargs),
-                self.sender_cache if for_engine else self.render_cache,
+                self.caches.select(purpose, skip=request.skip_mm_cache),
             )
         limit_s = self.settings.max_render_time
         deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
         async with hold or EncodedHold(self.encoded_budget) as hold:
             with time_limit(deadline):
                 async with asyncio.timeout_at(deadline):
-                    prompt, items = await _both(
+                    prompt, items = await both(
                         self._render_prompt(request, timeline),
                         self._fetcher.fetch_all(media, decoders, hold=hold, timeline=timeline),
                     )
@@ -211,7 +224,9 @@ class BaseRenderer:
                 await self._fetcher.fetch_late(items, decoders, hold=hold, timeline=timeline)
 
             try:
-                yield RenderedRequest(self, job, timeline, fetch_late)
+                yield RenderedRequest(
+                    self, job, timeline, fetch_late, skips_cache=request.skip_mm_cache
+                )
             finally:
                 for item in items:
                     item.release()
@@ -247,6 +262,28 @@ class BaseRenderer:
             )
         return rest, bool(wanted)
 
+    async def clear_caches(self, clear_engine: Callable[[], None]) -> ClearedCaches:
+        """Empty all caches of processed items, at one point of the order of requests.
+
+        Requests that run then end as if their items had been evicted.
+
+        Args:
+            clear_engine: Tells the engine, which empties its cache at the same point.
+        """
+
+        def clear() -> ClearedCaches:
+            num_uuids = len(self.identities.bindings)
+            render, sender = self.caches.clear()
+            if (processor := self.frontend.any_processor) is not None:
+                processor.clear_outputs()
+            self.identities.bindings.clear()
+            clear_engine()
+            return ClearedCaches(render, sender, num_uuids)
+
+        # What it still has to do is left out; it keeps nothing that would have to be cleared.
+        await asyncio.to_thread(self.warm_up.join)
+        return await self.on_worker(clear)
+
     def _max_items(self) -> dict[str, int | None]:
         """The model's limits and the server's, the lower one each."""
         limits: dict[str, int | None] = dict(self.frontend.max_items)
@@ -270,13 +307,17 @@ class BaseRenderer:
             return rendered.text if conversation.media else self.frontend.tokenize_prompt(rendered)
 
         with timeline.stage("template"):
-            return await asyncio.get_running_loop().run_in_executor(self._tokenizers, render)
+            return await self.on_tokenizer(render)
 
     @property
     def runner(self) -> MultiModalRunner:
         """What processes items; a text-only model has none, and is given none."""
         assert self._runner is not None
         return self._runner
+
+    async def on_tokenizer(self, function: Callable[[], _T]) -> _T:
+        """Run `function` on a tokenizer thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, function)
 
     async def on_worker(self, function: Callable[[], _T]) -> _T:
         """Run `function` on the ordered worker."""
@@ -320,11 +361,14 @@ class RenderedRequest:
         job: Job,
         timeline: Timeline,
         fetch_late: Callable[[], Awaitable[None]] | None = None,
+        *,
+        skips_cache: bool = False,
     ) -> None:
         self._renderer = renderer
         self._job = job
         self._timeline = timeline
         self._fetch_late = fetch_late
+        self._skips_cache = skips_cache
         self.num_prompt_tokens = 0
         """Length of the prompt with expanded placeholders; 0 before it was processed."""
         self.processing_s = 0.0
@@ -338,7 +382,10 @@ class RenderedRequest:
     @property
     def has_sender_cache(self) -> bool:
         """Whether `process` can go by a cache that mirrors the engine's."""
-        return self._renderer.sender_cache is not None
+        return self._cache_for("engine") is not None
+
+    def _cache_for(self, purpose: Purpose) -> BaseMultiModalProcessorCache | None:
+        return self._renderer.caches.select(purpose, skip=self._skips_cache)
 
     async def process(self, deliver: Deliver, *, use_cache: bool = True) -> None:
         """Process for the engine, and hand the result to `deliver` on the ordered worker.
@@ -348,14 +395,22 @@ class RenderedRequest:
         Raises:
             LazyDecodeError: If an item cannot be used; it names the item.
         """
-        await self._run(self._renderer.sender_cache if use_cache else None, deliver)
+        await self._run(self._cache_for("engine") if use_cache else None, deliver)
 
     async def render(self, *, with_payload: bool) -> MultiModalInput:
         """Process for whoever asked: all items with tensors, if they are wanted.
 
         If they are not, headers may be enough, and nothing is decoded.
         """
-        cache = self._renderer.render_cache
+        return await self._render(self._cache_for("render"), with_payload=with_payload)
+
+    async def count(self) -> MultiModalInput:
+        """Return ids and ranges; caches are asked, and are afterwards as they were before."""
+        return await self._render(self._cache_for("count"), with_payload=False)
+
+    async def _render(
+        self, cache: BaseMultiModalProcessorCache | None, *, with_payload: bool
+    ) -> MultiModalInput:
         if self._job.items and not with_payload:
             runner = self._renderer.runner
             sketched = await self._with_late_items(
@@ -428,26 +483,3 @@ def _text_input(prompt_token_ids: list[int]) -> MultiModalInput:
         mm_hashes={},
         mm_placeholders={},
     )
-
-
-async def _both(
-    prompt: Awaitable[_T], items: Awaitable[list[EncodedItem]]
-) -> tuple[_T, list[EncodedItem]]:
-    """Await both at once; a failure of one ends the other before it is raised."""
-    first, second = asyncio.ensure_future(prompt), asyncio.ensure_future(items)
-    try:
-        await asyncio.wait((first, second), return_when=asyncio.FIRST_EXCEPTION)
-        if first.done() and second.done() and not first.exception():
-            return first.result(), second.result()
-    finally:
-        if not (first.done() and second.done()):
-            for task in (first, second):
-                task.cancel()
-            await await_with_cancellation_drain(asyncio.wait((first, second)))
-    for item in () if second.cancelled() or second.exception() else second.result():
-        item.release()
-    # The media first: its errors name an item. A cancelled one was ended by the other's failure.
-    for task in (second, first):
-        if not task.cancelled():
-            task.result()
-    raise asyncio.CancelledError

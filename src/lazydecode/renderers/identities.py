@@ -27,7 +27,7 @@ ConflictPolicy: TypeAlias = Literal["miss", "error"]
 
 @dataclass(frozen=True, slots=True)
 class NamedItem:
-    """An item that came with bytes and a uuid."""
+    """An item that came with a uuid."""
 
     modality: str
     index: int
@@ -93,7 +93,7 @@ class ItemIdentities:
         for item in media:
             if item.uuid is None:
                 continue
-            mm_hash = self.bindings.get(self._name(item.modality, item.uuid, options))
+            mm_hash = self.bindings.peek(self._name(item.modality, item.uuid, options))
             holds = bool(cache is not None and mm_hash and cache.is_cached_item(mm_hash))
             if _is_remote(item):
                 item.is_held = holds
@@ -136,10 +136,11 @@ class ItemIdentities:
             if not mm_hash_of_name:
                 raise _missing(item.modality, item.index, mm_hash_of_name)
             hashes[item.modality][position] = mm_hash_of_name
+            named.append(NamedItem(item.modality, item.index, name, mm_hash_of_name))
         return ResolvedItems(hashes, named)
 
     def bind(self, named: Sequence[NamedItem]) -> None:
-        """Let the uuids of processed items stand for them.
+        """Let the uuids of processed items stand for them, and be remembered longest.
 
         Raises:
             UuidConflictError: As `resolve`, if another request was faster.

@@ -377,7 +377,8 @@ class MultiModalRunner:
         with nullcontext() if inputs.cache is None else inputs.cache.transaction():
             prompt = process()
             self._check_placeholders(prompt, inputs)
-            self._identities.bind(named)
+            if inputs.cache is not None and inputs.cache.keeps_items:
+                self._identities.bind(named)
             deliver(prompt)
 
     @staticmethod

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from lazydecode.server.context import ServerContext
 from lazydecode.server.endpoint import Endpoint
-from lazydecode.server.routes import chat, render, system, transcriptions
+from lazydecode.server.routes import chat, render, system, tokenize, transcriptions
 
 
 def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlette:
@@ -49,6 +49,26 @@ def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlett
         Route(
             "/v1/audio/translations",
             Endpoint(context, "translations", transcriptions.create_translation, limited=True),
+            methods=["POST"],
+        ),
+        Route(
+            "/v1/chat/completions/count",
+            Endpoint(context, "count", tokenize.count_tokens, limited=True),
+            methods=["POST"],
+        ),
+        Route(
+            "/tokenize",
+            Endpoint(context, "tokenize", tokenize.tokenize, limited=True),
+            methods=["POST"],
+        ),
+        Route(
+            "/detokenize",
+            Endpoint(context, "detokenize", tokenize.detokenize, limited=True),
+            methods=["POST"],
+        ),
+        Route(
+            "/reset_mm_cache",
+            Endpoint(context, "reset_mm_cache", system.reset_mm_cache),
             methods=["POST"],
         ),
         Route("/v1/models", Endpoint(context, "models", system.list_models), methods=["GET"]),

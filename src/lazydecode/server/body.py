@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from starlette.requests import ClientDisconnect
@@ -18,6 +18,7 @@ from lazydecode.renderers.chat import Conversation, parse_messages
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
+_T = TypeVar("_T")
 _INLINE_BYTES: Final = 64 * 1024
 """Up to here parsing takes some 50 µs, less than a thread hop."""
 FREE_BYTES: Final = 1024 * 1024
@@ -150,6 +151,29 @@ def parse_body(body: bytes | memoryview) -> tuple[ChatCompletionRequest, Convers
     return request, conversation
 
 
+async def read_parsed(
+    scope: Scope,
+    receive: Receive,
+    parse: Callable[[memoryview], _T],
+    *,
+    max_bytes: int,
+    executor: Executor,
+    max_stall_s: float | None = None,
+    hold: EncodedHold | None = None,
+) -> _T:
+    """Read a body and return what `parse` makes of it, on a thread if it is a large one.
+
+    Raises:
+        LazyDecodeError: See `read_body`, or what `parse` raises.
+    """
+    body = await read_body(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, hold=hold)
+    if not body:
+        raise InvalidRequestError("the body is empty; a JSON object is expected")
+    if len(body) <= _INLINE_BYTES:
+        return parse(body)
+    return await asyncio.get_running_loop().run_in_executor(executor, parse, body)
+
+
 async def read_chat_request(
     scope: Scope,
     receive: Receive,
@@ -164,13 +188,15 @@ async def read_chat_request(
     Raises:
         LazyDecodeError: See `decode_request` and `read_body`.
     """
-    body = await read_body(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, hold=hold)
-    if not body:
-        raise InvalidRequestError("the body is empty; a JSON object is expected")
-    if len(body) <= _INLINE_BYTES:
-        return parse_body(body)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(executor, parse_body, body)
+    return await read_parsed(
+        scope,
+        receive,
+        parse_body,
+        max_bytes=max_bytes,
+        executor=executor,
+        max_stall_s=max_stall_s,
+        hold=hold,
+    )
 
 
 def _with_payload(num_bytes: int) -> int:

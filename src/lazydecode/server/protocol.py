@@ -7,7 +7,7 @@ nothing that a client asks for is silently ignored.
 from __future__ import annotations
 
 import re
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -16,6 +16,7 @@ from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.renderers.messages import ChatMessage
 from lazydecode.renderers.nesting import check_nesting
 
+_T = TypeVar("_T")
 _MAX_STOP_STRINGS: Final = 16
 _MAX_STOP_CHARS: Final = 1024
 _RAW: Final = msgspec.Raw()
@@ -104,6 +105,8 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     """Options of the model's processor, merged over the server's."""
     cache_salt: str | None = None
     """Separates tenants: part of every identity in the processor cache."""
+    skip_mm_cache: bool | None = None
+    """Whether the request passes the processor caches by."""
 
     # -- accepted, without effect on the answer
     user: str | None = None
@@ -162,16 +165,25 @@ def decode_request(body: bytes | bytearray | memoryview) -> ChatCompletionReques
         InvalidRequestError: If it is not JSON, has a field of the wrong type, or asks for
             something that is not supported; the message names the field.
     """
+    request = decode_body(body, _DECODER)
+    check_request(request)
+    return request
+
+
+def decode_body(body: bytes | bytearray | memoryview, decoder: msgspec.json.Decoder[_T]) -> _T:
+    """Parse a body into a typed request.
+
+    Raises:
+        InvalidRequestError: If it is not JSON, or has an unknown field or one of the wrong type.
+    """
     try:
-        request = _DECODER.decode(body)
+        return decoder.decode(body)
     except msgspec.ValidationError as exc:
         raise _explain(str(exc)) from exc
     except RecursionError as exc:
         raise InvalidRequestError("the body is nested too deeply") from exc
     except (msgspec.DecodeError, UnicodeDecodeError) as exc:
         raise InvalidRequestError(f"the body is not valid JSON: {exc}") from exc
-    check_request(request)
-    return request
 
 
 def check_request(request: ChatCompletionRequest) -> None:

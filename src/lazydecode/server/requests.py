@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from lazydecode.errors import NotFoundError, ValidationError
 from lazydecode.renderers.base import RenderRequest
 from lazydecode.renderers.chat import Conversation
 from lazydecode.renderers.hold import EncodedHold
-from lazydecode.server.body import read_chat_request
+from lazydecode.server.body import parse_body, read_parsed
 from lazydecode.server.context import ServerContext
 from lazydecode.server.exchange import Exchange
 from lazydecode.server.protocol import ChatCompletionRequest
 
+_T = TypeVar("_T")
 TIMELINE_HEADER = "x-lazydecode-timeline"
 
 
@@ -33,17 +36,46 @@ async def read_request(
     Raises:
         InvalidRequestError: If the body, a field or the model name is wrong.
     """
+    request, conversation = await read_body_as(context, exchange, parse_body, hold)
+    check_against_settings(context, request)
+    return ParsedRequest(request, conversation, hold)
+
+
+async def read_body_as(
+    context: ServerContext,
+    exchange: Exchange,
+    parse: Callable[[memoryview], _T],
+    hold: EncodedHold | None = None,
+) -> _T:
+    """Read a body within this server's limits and parse it.
+
+    Raises:
+        InvalidRequestError: If the body or a field is wrong.
+    """
+    limits = context.settings.request_limits
     with exchange.timeline.stage("parse"):
-        request, conversation = await read_chat_request(
+        return await read_parsed(
             exchange.scope,
             exchange.receive,
-            max_bytes=context.settings.request_limits.max_body_bytes,
-            max_stall_s=context.settings.request_limits.max_body_stall_s,
+            parse,
+            max_bytes=limits.max_body_bytes,
+            max_stall_s=limits.max_body_stall_s,
             executor=context.renderer.executor.quick,
             hold=hold,
         )
-    check_against_settings(context, request)
-    return ParsedRequest(request, conversation, hold)
+
+
+def check_model(context: ServerContext, model: str | None) -> None:
+    """Refuse the name of another model; none given is this one.
+
+    Raises:
+        NotFoundError: If it is not served here.
+    """
+    if model is not None and model not in context.model_names:
+        raise NotFoundError(
+            f"the model {model[:200]!r} is not served here; this is {context.model_names[0]!r}",
+            parameter="model",
+        )
 
 
 def check_against_settings(context: ServerContext, request: ChatCompletionRequest) -> None:
@@ -53,12 +85,7 @@ def check_against_settings(context: ServerContext, request: ChatCompletionReques
         NotFoundError: For an unknown model.
         ValidationError: For an option that this server does not take.
     """
-    if request.model is not None and request.model not in context.model_names:
-        raise NotFoundError(
-            f"the model {request.model[:200]!r} is not served here; "
-            f"this is {context.model_names[0]!r}",
-            parameter="model",
-        )
+    check_model(context, request.model)
     if not context.settings.request_kwargs:
         for name in ("media_io_kwargs", "mm_processor_kwargs"):
             if getattr(request, name):
@@ -85,6 +112,7 @@ def render_request(parsed: ParsedRequest, request_id: str) -> RenderRequest:
         media_io_kwargs=request.media_io_kwargs or {},
         mm_processor_kwargs=request.mm_processor_kwargs or {},
         cache_salt=request.cache_salt,
+        skip_mm_cache=bool(request.skip_mm_cache),
     )
 
 

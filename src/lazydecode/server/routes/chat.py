@@ -50,7 +50,7 @@ async def _answer(
         render_request(parsed, answer.id),
         timeline=exchange.timeline,
         hold=parsed.hold,
-        for_engine=True,
+        purpose="engine",
     ) as rendered:
         generation = Generation(
             context.engine,

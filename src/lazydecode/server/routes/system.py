@@ -1,8 +1,9 @@
-"""`/health`, `/version`, `/metrics` and `/v1/models`."""
+"""`/health`, `/version`, `/metrics`, `/v1/models` and `/reset_mm_cache`."""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import Any
 
 from lazydecode import __version__
@@ -28,6 +29,12 @@ async def metrics(context: ServerContext, exchange: Exchange) -> None:
     """Prometheus' text form; built on a thread, since it takes some milliseconds."""
     text = await asyncio.to_thread(context.metrics.render)
     await exchange.answer(200, text, content_type=CONTENT_TYPE)
+
+
+async def reset_mm_cache(context: ServerContext, exchange: Exchange) -> None:
+    """Empty the caches of processed items, the engine's too; answer what they held."""
+    cleared = await context.renderer.clear_caches(context.engine.clear_cache)
+    await exchange.answer_json(200, {"cleared": asdict(cleared)})
 
 
 async def list_models(context: ServerContext, exchange: Exchange) -> None:
