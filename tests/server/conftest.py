@@ -10,6 +10,9 @@ from tests.origin import Origin
 from tests.server import cases, stub_connector  # noqa: F401  # registers the connector
 from tests.server.harness import Server
 
+SECOND_NETWORK = "127.0.0.3/32"
+"""Allowed to render-only servers beside the origin, under whatever name."""
+
 
 @pytest.fixture(scope="session")
 def shared_origin() -> Iterator[Origin]:
@@ -41,7 +44,7 @@ def _render_only(family: str, **settings: Any) -> Any:
             tiny_model(family, weights=False),
             engine="none",
             served_model_name=("m",),
-            allowed_private_networks=(shared_origin.netloc,),
+            allowed_private_networks=(shared_origin.netloc, SECOND_NETWORK),
             **settings,
         ) as started:
             yield started
