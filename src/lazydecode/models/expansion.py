@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 from PIL import Image
 
-from lazydecode.errors import InvalidRequestError
+from lazydecode.errors import InvalidRequestError, PlaceholderMismatchError
 from lazydecode.inputs import PlaceholderRange
 from lazydecode.models.tokenization import CollapsedText, PromptTokenizer
 
@@ -124,14 +125,10 @@ class PromptExpander:
         tokens: the replacement is tokenized by itself.
 
         Raises:
-            InvalidRequestError: If the ids have not one placeholder per item.
+            PlaceholderMismatchError: If the ids have not one placeholder per item.
         """
         ids = list(token_ids)
-        hits = self._find_placeholders(ids, [m for m, group in items.items() if group])
-        for modality, group in items.items():
-            found = sum(1 for _, _, name in hits if name == modality)
-            if found != len(group):
-                self._refuse(modality, found, len(group))
+        hits = self.check_tokens(ids, {m: len(group) for m, group in items.items()})
         out: list[int] = []
         order: list[tuple[str, int, int]] = []
         spans: list[tuple[int, int]] = []
@@ -149,6 +146,39 @@ class PromptExpander:
         out += ids[last:]
         known = {m: [_plain(i) for i in group] for m, group in items.items()}
         return self._place(out, spans, order, known)
+
+    def check_tokens(
+        self, token_ids: Sequence[int], counts: Mapping[str, int]
+    ) -> list[tuple[int, int, str]]:
+        """Check that token ids have one placeholder per item, and none of another modality.
+
+        Args:
+            token_ids: The prompt.
+            counts: Modality -> number of items.
+
+        Returns:
+            (start, stop, modality) of every placeholder, in order.
+
+        Raises:
+            PlaceholderMismatchError: If not; it names both counts.
+        """
+        wanted = [m for m in self.placeholders if counts.get(m)]
+        # Some families write the same text for two modalities: it stands for what came.
+        spoken_for = {self.placeholders[m] for m in wanted}
+        others = [m for m in self.placeholders if self.placeholders[m] not in spoken_for]
+        hits = self._find_placeholders(list(token_ids), [*wanted, *others])
+        found = Counter(modality for _, _, modality in hits)
+        for modality in (*wanted, *others):
+            count = counts.get(modality, 0)
+            if found[modality] != count:
+                raise PlaceholderMismatchError(
+                    f"the token ids have {found[modality]} {modality} placeholders for {count} "
+                    f"{modality} items; they need one per item",
+                    modality=modality,
+                    index=found[modality] if found[modality] < count else None,
+                    parameter="prompt_token_ids",
+                )
+        return hits
 
     def _find_placeholders(
         self, ids: list[int], modalities: Sequence[str]

@@ -236,6 +236,23 @@ class Family:
                 self.expander.check_placeholders(prompt, items)
             raise
 
+    def check_tokens(self, token_ids: Sequence[int], counts: Mapping[str, int]) -> None:
+        """Check a prompt that came as token ids, before its items are fetched.
+
+        Raises:
+            InvalidRequestError: If it has not one placeholder per item, or the model's class
+                writes prompts in a way that only a text can follow.
+        """
+        if any(counts.values()) and (
+            self.proof.mode == "whole_request" or any(map(counts.get, self.record.whole_request))
+        ):
+            raise InvalidRequestError(
+                "the model takes token ids without media only: its processor writes the prompt "
+                "from the text of all messages",
+                parameter="prompt_token_ids",
+            )
+        self.expander.check_tokens(token_ids, counts)
+
     def _build_from_text(
         self,
         prompt: str,

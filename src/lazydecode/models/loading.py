@@ -36,7 +36,7 @@ from lazydecode.models.template import (
     RenderedPrompt,
     control_tokens,
 )
-from lazydecode.models.token_ids import vocabulary_size
+from lazydecode.models.token_ids import check_token_ids, vocabulary_size
 from lazydecode.models.tokenization import PromptTokenizer
 from lazydecode.processing.context import (
     BaseProcessingInfo,
@@ -164,6 +164,20 @@ class ModelFrontend:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         return self.prompt_tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def check_prompt_tokens(self, token_ids: Sequence[int], counts: Mapping[str, int]) -> None:
+        """Check a prompt that came as token ids.
+
+        Args:
+            token_ids: With one placeholder per item.
+            counts: Modality -> number of items.
+
+        Raises:
+            InvalidRequestError: If it has a number that is no id, or not these placeholders.
+        """
+        check_token_ids(token_ids, self.vocabulary_size, parameter="prompt_token_ids")
+        if self.mm_processor is not None:
+            self.mm_processor.family.check_tokens(token_ids, counts)
 
     @property
     def vocabulary_size(self) -> int:

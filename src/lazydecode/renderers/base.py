@@ -62,6 +62,8 @@ class RenderRequest:
 
     request_id: str
     conversation: Conversation
+    prompt_token_ids: list[int] | None = None
+    """The prompt, with one placeholder per item; None: it is written from the conversation."""
     tools: Sequence[Mapping[str, Any]] | None = None
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
@@ -189,6 +191,10 @@ class BaseRenderer:
             modalities=self.frontend.modalities,
             max_items=self._max_items(),
         )
+        if (token_ids := request.prompt_token_ids) is not None:
+            await self.on_tokenizer(
+                lambda: self.frontend.check_prompt_tokens(token_ids, conversation.counts())
+            )
         processor_kwargs, wants_sounds = self._split_option(request)
         media = with_sounds(conversation.media) if wants_sounds else conversation.media
         media_io_kwargs = merge_media_io_kwargs(
@@ -295,6 +301,8 @@ class BaseRenderer:
     async def _render_prompt(self, request: RenderRequest, timeline: Timeline) -> str | list[int]:
         """The text with placeholders, or token ids if there are no media to be put into it."""
         conversation = request.conversation
+        if request.prompt_token_ids is not None:
+            return request.prompt_token_ids
 
         def render() -> str | list[int]:
             rendered = self.frontend.render_chat(

@@ -91,6 +91,28 @@ def parse_messages(messages: Sequence[ChatMessage]) -> Conversation:
     return conversation
 
 
+def parse_media_messages(messages: Sequence[ChatMessage]) -> Conversation:
+    """Take only the media out of messages, as beside a prompt that came as token ids.
+
+    Raises:
+        InvalidRequestError: If there is anything else in them, or as `parse_messages`.
+    """
+    for position, message in enumerate(messages):
+        where = f"messages[{position}].content"
+        if not isinstance(message.content, list):
+            raise InvalidRequestError(
+                f"{where} must be a list of media parts beside prompt_token_ids", parameter=where
+            )
+        for number, part in enumerate(message.content):
+            if part.type in ("text", "refusal"):
+                raise InvalidRequestError(
+                    f"{where}[{number}] is text, and the prompt is in prompt_token_ids already; "
+                    "only media parts may stand beside it",
+                    parameter=f"{where}[{number}]",
+                )
+    return parse_messages(messages) if messages else Conversation([])
+
+
 def with_sounds(media: Sequence[MediaRequest]) -> list[MediaRequest]:
     """Return the items of a request with the sound of each video behind it, as an audio item.
 

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from lazydecode.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
-from lazydecode.renderers.chat import Conversation, parse_messages
+from lazydecode.renderers.chat import Conversation, parse_media_messages, parse_messages
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
@@ -146,7 +146,10 @@ def parse_body(body: bytes | memoryview) -> tuple[ChatCompletionRequest, Convers
         InvalidRequestError: See `decode_request` and `parse_messages`.
     """
     request = decode_request(body)
-    conversation = parse_messages(request.messages)
+    if request.prompt_token_ids is None:
+        conversation = parse_messages(request.messages)
+    else:
+        conversation = parse_media_messages(request.messages)
     request.messages = []
     return request, conversation
 

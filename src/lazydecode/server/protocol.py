@@ -48,6 +48,13 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
 """Known fields that this server does not implement -> the values that change nothing."""
 _FREE_FORM: Final = ("tools", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs")
 """Fields whose values are handed on as the client wrote them."""
+_OF_TEMPLATES: Final = (
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+"""Fields that say how the chat template writes the prompt."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,6 +100,8 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     """Whether the answer tells what happened to each item, and when."""
 
     # -- prompt
+    prompt_token_ids: list[int] | None = None
+    """The prompt itself, with one placeholder per item; `messages` then hold the media alone."""
     tools: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
@@ -220,6 +229,8 @@ def check_request(request: ChatCompletionRequest) -> None:
         raise _invalid("stop", None, f"strings have 1 to {_MAX_STOP_CHARS} characters")
     if request.stream_options is not None and not request.stream:
         raise _invalid("stream_options", None, "needs stream: true")
+    if request.prompt_token_ids is not None:
+        _check_prompt_tokens(request)
     if request.continue_final_message and request.add_generation_prompt:
         raise _invalid(
             "continue_final_message", True, "cannot go together with add_generation_prompt"
@@ -229,6 +240,14 @@ def check_request(request: ChatCompletionRequest) -> None:
     for modality in request.media_io_kwargs or {}:
         if modality not in ("image", "video", "audio"):
             raise _invalid("media_io_kwargs", modality, "takes image, video and audio")
+
+
+def _check_prompt_tokens(request: ChatCompletionRequest) -> None:
+    if not request.prompt_token_ids:
+        raise _invalid("prompt_token_ids", None, "must not be empty")
+    for name in _OF_TEMPLATES:
+        if getattr(request, name) is not None:
+            raise _invalid(name, None, "cannot go together with prompt_token_ids")
 
 
 def _check_neutral(name: str, raw: msgspec.Raw, neutral: tuple[Any, ...]) -> None:

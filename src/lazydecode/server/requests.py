@@ -101,6 +101,7 @@ def render_request(parsed: ParsedRequest, request_id: str) -> RenderRequest:
     return RenderRequest(
         request_id,
         parsed.conversation,
+        prompt_token_ids=request.prompt_token_ids,
         tools=request.tools or None,
         chat_template_kwargs=request.chat_template_kwargs or {},
         add_generation_prompt=(
