@@ -124,3 +124,22 @@ def test_the_worker_itself_cannot_join(
 def test_recordings_are_warmed_up(tiny_model: Callable[..., Path], modality: str) -> None:
     frontend = load_model_frontend(str(tiny_model("qwen2_audio", weights=False)), Settings())
     module.warm_up(frontend, modality)
+
+
+def test_a_model_without_a_chat_template_is_warmed_up_with_a_prompt_of_ids(
+    tiny_model: Callable[..., Path],
+) -> None:
+    whisper = load_model_frontend(str(tiny_model("whisper", weights=False)), Settings())
+    processor = whisper.encoder_processor
+    assert processor is not None
+    prompts: list[Any] = []
+    apply = processor.apply
+
+    def record(inputs: Any) -> Any:
+        prompts.append(inputs.prompt)
+        return apply(inputs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processor, "apply", record)
+        module.warm_up(whisper, "audio")
+    assert prompts == [[0]]

@@ -13,6 +13,7 @@ from lazydecode.engine import token_types
 from lazydecode.engine.generation import Generation, PlacedItem
 from lazydecode.engine.token_types import TokenTypes
 from lazydecode.inputs import (
+    BatchedField,
     FlatField,
     MultiModalFieldElem,
     MultiModalKwargsItem,
@@ -93,13 +94,15 @@ class InputBuilder:
         return {"input_ids": input_ids, "attention_mask": mask, **numbers}
 
     def _two_texts(self, batch: Sequence[Generation]) -> dict[str, Any]:
-        """Return what encoder and decoder of a model that has both read; for one request.
+        """Return what encoder and decoder of a model that has both read.
 
-        The prompt belongs to the encoder if it reads text, else to the decoder.
+        The prompt belongs to the encoder if it reads text, else to the decoder: those of one
+        batch are of one length. An encoder that reads text gets one request.
         """
-        (generation,) = batch
         if not self.encoder_reads_text:
-            return {"decoder_input_ids": torch.tensor([generation.token_ids])}
+            rows = [generation.token_ids for generation in batch]
+            return {"decoder_input_ids": torch.tensor(rows)}
+        (generation,) = batch
         prompt = torch.tensor([generation.token_ids[: generation.num_prompt_tokens]])
         inputs = {"input_ids": prompt, "attention_mask": torch.ones_like(prompt)}
         if generation.output_token_ids:
@@ -169,6 +172,31 @@ def joins_across_requests(generation: Generation) -> bool:
                 case FlatField(dim=dim) | PaddedField(dim=dim) if dim != 0:
                     return False
     return True
+
+
+def item_shapes(generation: Generation) -> frozenset[tuple[str, tuple[int, ...]]]:
+    """Return the shapes of what a batch stacks: unequal ones cannot be."""
+    return frozenset(
+        (name, tuple(elem.data.shape))
+        for item in generation.items
+        for name, elem in item.tensors.items()
+        if isinstance(elem.field, BatchedField) and isinstance(elem.data, torch.Tensor)
+    )
+
+
+def padded_sound_shapes(generation: Generation) -> frozenset[tuple[str, tuple[int, ...]]]:
+    """Return the shapes of recordings that a batch would pad to the longest.
+
+    Encoders of sound convolve over the padding without a mask: with a longer recording beside
+    it, Granite Speech wrote other words to a short one. Pictures are masked, and may be padded.
+    """
+    return frozenset(
+        (name, tuple(elem.data.shape))
+        for item in generation.items
+        if item.modality == "audio"
+        for name, elem in item.tensors.items()
+        if isinstance(elem.field, PaddedField) and isinstance(elem.data, torch.Tensor)
+    )
 
 
 def _decoder_start(model: Any) -> int | None:

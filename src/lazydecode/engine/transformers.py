@@ -21,7 +21,9 @@ from lazydecode.engine.loading import describe_model, load_model
 from lazydecode.engine.model_inputs import (
     InputBuilder,
     has_sound_in_video,
+    item_shapes,
     joins_across_requests,
+    padded_sound_shapes,
 )
 from lazydecode.engine.probing import batch_equals_single, working_generate
 from lazydecode.engine.protocol import EngineInfo
@@ -71,8 +73,17 @@ class TransformersRunner:
         self._batch_numbers = itertools.count()
         self._generate = working_generate(self._model, pad_token_id)
         self._batches = batching and batch_equals_single(self._model, self._generate, pad_token_id)
+        # A decoder beside an encoder of media: among prompts of one length no row needs padding,
+        # so none is changed by another.
+        self._batches_equals = (
+            batching
+            and self._model.config.is_encoder_decoder
+            and not self._inputs.encoder_reads_text
+        )
         # Some models count images and videos by the same token over the whole batch.
         self._mixes = True
+        # Some models take items of unequal sizes as a list, others only as one tensor.
+        self._mixes_shapes = True
         if batching and not (self._batches or self._model.config.is_encoder_decoder):
             logger.warning("this model does not give the same scores in a batch; not batching")
 
@@ -84,14 +95,20 @@ class TransformersRunner:
     def group(self, waiting: Sequence[Generation]) -> list[list[Generation]]:
         """Put requests of similar length together, if model and items allow it."""
         alone: list[list[Generation]] = []
-        kinds: dict[tuple[frozenset[str], bool], list[Generation]] = {}
+        kinds: dict[tuple[Any, ...], list[Generation]] = {}
         for generation in waiting:
-            if not (self._batches and joins_across_requests(generation)):
+            batches = self._batches or self._batches_equals
+            if not (batches and joins_across_requests(generation)):
                 alone.append([generation])
                 continue
-            kind = frozenset() if self._mixes else _modalities(generation)
-            # The forward takes one word on sound in videos for the whole batch.
-            key = (kind, has_sound_in_video(generation))
+            key = (
+                None if self._mixes else _modalities(generation),
+                None if self._mixes_shapes else item_shapes(generation),
+                padded_sound_shapes(generation),
+                len(generation.token_ids) if self._batches_equals else None,
+                # The forward takes one word on sound in videos for the whole batch.
+                has_sound_in_video(generation),
+            )
             kinds.setdefault(key, []).append(generation)
         return alone + [group for kind in kinds.values() for group in _of_similar_length(kind)]
 
@@ -111,6 +128,9 @@ class TransformersRunner:
                     if self._mixes and len({_modalities(generation) for generation in batch}) > 1:
                         logger.info("going on without batches of different modalities")
                         self._mixes = False
+                    elif self._mixes_shapes and len({item_shapes(g) for g in batch}) > 1:
+                        logger.info("going on without batches of items of unequal sizes")
+                        self._mixes_shapes = False
                     raise
                 state = self._state.save()
                 yield

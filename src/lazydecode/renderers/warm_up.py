@@ -60,8 +60,7 @@ class WarmUp:
     def start(self) -> None:
         """Begin; returns at once. To be called once."""
         self._done = Future()
-        # Speech recognizers without chat prompts have no such processor.
-        modalities = self._frontend.modalities if self._frontend.mm_processor is not None else ()
+        modalities = self._frontend.modalities if self._frontend.any_processor is not None else ()
         self._submit(list(modalities), time.perf_counter())
 
     def join(self) -> None:
@@ -110,10 +109,12 @@ def warm_up(frontend: ModelFrontend, modality: str) -> None:
     Raises:
         LazyDecodeError: If the model does not take it.
     """
-    processor = frontend.mm_processor
+    processor = frontend.any_processor
     assert processor is not None
-    content = [{"type": modality}, {"type": "text", "text": "Warm up."}]
-    prompt = frontend.render_chat([{"role": "user", "content": content}]).text
+    prompt: str | list[int] = [0]  # of a model without a template, whose prompt has no items
+    if frontend.template is not None:
+        content = [{"type": modality}, {"type": "text", "text": "Warm up."}]
+        prompt = frontend.render_chat([{"role": "user", "content": content}]).text
     ref = frontend.info.get_media_io(modality).load_bytes_ref(_SAMPLES[modality]())
     try:
         items = frontend.info.parse_mm_data({modality: [ref]}, validate=False)
