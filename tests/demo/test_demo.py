@@ -50,16 +50,24 @@ def test_each_modality_is_sent_by_each_scheme(media: dict[str, list[Path]]) -> N
     items = plan_items(media, MODELS)
     for modality in ("image", "video", "audio"):
         schemes = {item.scheme for item in items if item.modality == modality}
-        assert schemes == {"http", "data", "file"}
+        assert schemes >= {"http", "data", "file"}
     urls = [item.url("127.0.0.1:1") for item in items]
     assert urls[0] == "http://127.0.0.1:1/picture1.jpg"
     assert urls[1].startswith("data:image/png;base64,iVBOR")
     assert urls[2].startswith("file:///") and urls[2].endswith("/picture3.webp")
 
 
+def test_the_other_ways_have_models_of_their_own(media: dict[str, list[Path]]) -> None:
+    speech, sound, raw = plan_items(media, MODELS)[-3:]
+    assert (speech.model, speech.scheme, speech.path.name) == ("whisper", "upload", "voice1.wav")
+    assert (sound.model, sound.modality) == ("qwen2_5_omni", "video")
+    assert sound.options == {"mm_processor_kwargs": {"use_audio_in_video": True}}
+    assert (raw.model, raw.modality, raw.options) == ("dots3_note", "video", {})
+
+
 def result(**timeline: Any) -> Result:
     item = Item("image", Path("a.png"), "http", "m")
-    return Result(item, timeline, engine_ms=1.0, total_ms=2.0, answer="x")
+    return Result(item, [timeline], engine_ms=1.0, total_ms=2.0, answer="x")
 
 
 def test_verdict_names_what_was_wrong_in_the_second_round() -> None:
@@ -73,6 +81,8 @@ def test_verdict_names_what_was_wrong_in_the_second_round() -> None:
     ]
     other = dataclasses.replace(hit, answer="y")
     assert faults([miss], [other], 0) == ["a.png got two different answers"]
+    with_sound = dataclasses.replace(hit, timelines=[{"hit": True}, {"hit": False}])
+    assert faults([hit], [with_sound], 0) == ["a.png was not a hit"]
 
 
 def test_a_server_that_ends_at_once_is_told(tmp_path: Path) -> None:

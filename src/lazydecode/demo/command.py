@@ -17,8 +17,17 @@ from lazydecode.demo.rounds import Result, count_decodes, faults, plan_items, ru
 from lazydecode.demo.server import DemoError, running_servers
 from lazydecode.tiny_models import build
 
-MODELS = {"image": "qwen2_5_vl", "video": "qwen2_5_vl", "audio": "qwen2_audio"}
-"""Which tiny model answers for which modality."""
+MODELS = {
+    "image": "qwen2_5_vl",
+    "video": "qwen2_5_vl",
+    "audio": "qwen2_audio",
+    "speech": "whisper",
+    "sound": "qwen2_5_omni",
+    "raw": "dots3_note",
+}
+"""Which tiny model answers for which modality, writes speech down, takes a video with its sound,
+and opens a video by itself."""
+_LOG_WIDTH = 140
 _STAGES = ("fetch", "digest", "lookup", "decode", "process")
 
 
@@ -32,13 +41,16 @@ _STAGES = ("fetch", "digest", "lookup", "decode", "process")
 )
 @click.option("--max-tokens", default=12, show_default=True, help="Length of each answer.")
 def demo(folder: Path, max_tokens: int) -> None:
-    """Send pictures, videos and voices through a server, twice, and show what was done.
+    """Send pictures, videos and voices through servers, twice, and show what was done.
 
-    Builds two tiny models (random weights: the answers mean nothing), starts a server for each
-    and a small media origin on loopback, and sends each item by http, data or file URL. In the
-    second round every item must be a hit and no decoder may run; else the exit status is 1.
+    Builds a tiny model for each way that media can take (random weights: the answers mean
+    nothing), starts a server for each and a small media origin on loopback, and sends each item
+    by http, data or file URL, or as an upload. In the second round every item must be a hit and
+    no decoder may run; else the exit status is 1.
     """
     console = Console()
+    if not console.is_terminal:  # a log: as wide as the table
+        console.width = _LOG_WIDTH
     folder.mkdir(parents=True, exist_ok=True)
     models = {name: _model(folder, name, console) for name in sorted(set(MODELS.values()))}
     with console.status("making media"):
@@ -87,17 +99,18 @@ def _table(number: int, results: Sequence[Result]) -> Table:
     for heading in ("bytes", *_STAGES, "engine", "total"):
         table.add_column(heading, justify="right")
     for result in results:
-        stages = [result.timeline.get(f"{stage}_ms") for stage in _STAGES]
-        table.add_row(
-            result.item.path.name,
-            result.item.modality,
-            result.item.scheme,
-            "hit" if result.hit else "miss",
-            f"{result.timeline['bytes']:,}",
-            *("-" if value is None else f"{value:.1f}" for value in stages),
-            f"{result.engine_ms:.0f}",
-            f"{result.total_ms:.0f}",
-        )
+        for part, timeline in enumerate(result.timelines):
+            stages = [timeline.get(f"{stage}_ms") for stage in _STAGES]
+            table.add_row(
+                "" if part else result.item.path.name,
+                timeline["modality"],
+                "" if part else result.item.scheme,
+                "hit" if timeline["hit"] else "miss",
+                f"{timeline['bytes']:,}" if timeline.get("bytes") else "",  # a video's sound: none
+                *("-" if value is None else f"{value:.1f}" for value in stages),
+                "" if part else f"{result.engine_ms:.0f}",
+                "" if part else f"{result.total_ms:.0f}",
+            )
     return table
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +36,10 @@ class Item:
     modality: str
     path: Path
     scheme: str
+    """http, data or file; or upload, for a recording that is to be written down."""
     model: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of its chat request."""
 
     def url(self, origin: str) -> str:
         """Return the item's URL; `origin` is the host and port that serve its folder."""
@@ -50,44 +53,61 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What came back for one item: its timeline in milliseconds, and the answer."""
+    """What came back for one item, and the answer."""
 
     item: Item
-    timeline: dict[str, Any]
+    timelines: Sequence[dict[str, Any]]
+    """Times in milliseconds of the item; a video with its sound has two, a recording one per
+    piece."""
     engine_ms: float
     total_ms: float
     answer: str
 
     @property
     def hit(self) -> bool:
-        """Whether the processor cache held the item."""
-        return self.timeline["hit"] is True
+        """Whether the processor cache held the item, with all that belongs to it."""
+        return all(timeline["hit"] is True for timeline in self.timelines)
 
     @property
     def decoded(self) -> bool:
         """Whether a decoder ran."""
-        return "decode_ms" in self.timeline
+        return any("decode_ms" in timeline for timeline in self.timelines)
 
 
-def plan_items(media: dict[str, list[Path]], models: dict[str, str]) -> list[Item]:
-    """Return the demo's items: one of each modality by each scheme.
+def plan_items(media: Mapping[str, Sequence[Path]], models: Mapping[str, str]) -> list[Item]:
+    """Return the demo's items: one of each modality by each scheme, then the other ways.
 
-    The sound of a video goes to the model that hears, from the same file as its pictures.
+    Args:
+        media: Modality -> three files.
+        models: Modality or way (`speech`, `sound`, `raw`) -> name of the model.
     """
     items = [
         Item(modality, path, scheme, models[modality])
         for modality, paths in media.items()
         for path, scheme in zip(paths, SCHEMES, strict=True)
     ]
-    items.append(Item("audio", media["video"][0], "http", models["audio"]))
-    return items
+    videos, voices = media["video"], media["audio"]
+    with_sound = {"mm_processor_kwargs": {"use_audio_in_video": True}}
+    return [
+        *items,
+        # The sound of a video alone, from the file whose pictures were seen already.
+        Item("audio", videos[0], "http", models["audio"]),
+        Item("audio", voices[0], "upload", models["speech"]),
+        Item("video", videos[1], "http", models["sound"], with_sound),
+        Item("video", videos[2], "file", models["raw"]),
+    ]
 
 
 def run_round(
     items: Sequence[Item], servers: dict[str, DemoServer], origin: str, *, max_tokens: int
 ) -> list[Result]:
-    """Send one chat request per item, one after the other; return what came back."""
-    return [_ask(item, servers[item.model], origin, max_tokens) for item in items]
+    """Send one request per item, one after the other; return what came back."""
+    return [
+        (_transcribe if item.scheme == "upload" else _ask)(
+            item, servers[item.model], origin, max_tokens
+        )
+        for item in items
+    ]
 
 
 def _ask(item: Item, server: DemoServer, origin: str, max_tokens: int) -> Result:
@@ -103,12 +123,25 @@ def _ask(item: Item, server: DemoServer, origin: str, max_tokens: int) -> Result
             "max_tokens": max_tokens,
             "temperature": 0,
             "timeline": True,
+            **item.options,
         },
     )
-    timeline = answer["timeline"]
-    text = answer["choices"][0]["message"]["content"]
+    return _result(item, answer["timeline"], answer["choices"][0]["message"]["content"])
+
+
+def _transcribe(item: Item, server: DemoServer, origin: str, max_tokens: int) -> Result:
+    answer = server.upload(
+        "/v1/audio/transcriptions",
+        item.path,
+        {"max_completion_tokens": str(max_tokens)},
+        headers={"x-lazydecode-timeline": "1"},
+    )
+    return _result(item, answer["timeline"], answer["text"])
+
+
+def _result(item: Item, timeline: dict[str, Any], answer: str) -> Result:
     engine_ms = timeline["stages"]["engine_ms"]
-    return Result(item, timeline["items"][0], engine_ms, timeline["total_ms"], text)
+    return Result(item, timeline["items"], engine_ms, timeline["total_ms"], answer)
 
 
 def count_decodes(servers: dict[str, DemoServer]) -> int:

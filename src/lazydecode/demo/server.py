@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,18 +75,37 @@ class DemoServer:
 
     def get(self, path: str) -> str:
         """Return the text of a GET."""
-        return self._exchange("GET", path, None).decode()
+        return self._exchange("GET", path, None, {}).decode()
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a JSON request."""
-        answer: dict[str, Any] = json.loads(self._exchange("POST", path, json.dumps(body)))
+        headers = {"content-type": "application/json"}
+        content = self._exchange("POST", path, json.dumps(body).encode(), headers)
+        answer: dict[str, Any] = json.loads(content)
         return answer
 
-    def _exchange(self, method: str, path: str, body: str | None) -> bytes:
+    def upload(
+        self, path: str, file: Path, fields: dict[str, str], headers: dict[str, str]
+    ) -> dict[str, Any]:
+        """Return the answer to a form with `file` and further `fields`."""
+        boundary = uuid.uuid4().hex
+        start = f"--{boundary}\r\ncontent-disposition: form-data; name="
+        form = "".join(f'{start}"{name}"\r\n\r\n{text}\r\n' for name, text in fields.items())
+        form += f'{start}"file"; filename="{file.name}"\r\n\r\n'
+        body = form.encode() + file.read_bytes() + f"\r\n--{boundary}--\r\n".encode()
+        content_type = {"content-type": f"multipart/form-data; boundary={boundary}"}
+        answer: dict[str, Any] = json.loads(
+            self._exchange("POST", path, body, {**headers, **content_type})
+        )
+        return answer
+
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> bytes:
         assert self._address is not None
         connection = http.client.HTTPConnection(*self._address, timeout=ANSWER_S)
         try:
-            connection.request(method, path, body, {"content-type": "application/json"})
+            connection.request(method, path, body, headers)
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as exc:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib.util
 import inspect
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +52,25 @@ def build(family: str, out_dir: str | Path, *, weights: bool = True, seed: int =
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        _write_folder(record, made, weights=weights and not record.no_weights, seed=seed)
+        with _quiet():
+            _write_folder(record, made, weights=weights and not record.no_weights, seed=seed)
         if out.exists():
             shutil.rmtree(out)
         made.rename(out)
     return out
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what transformers says of a small vocabulary: the real one's token ids are absent."""
+    from transformers.utils import logging as transformers_logging
+
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
 
 
 def _check_packages(family: Family) -> None:
