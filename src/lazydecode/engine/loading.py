@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 import transformers
 
+from lazydecode.engine.corrections import correct
 from lazydecode.engine.protocol import EngineInfo, recommended_sampling
 from lazydecode.engine.wire import DTYPES, dtype_name
 from lazydecode.errors import EngineError
@@ -43,6 +44,7 @@ def load_model(model: str, *, device: str, dtype: str, trust_remote_code: bool) 
         # Omni models: the part that reads and writes text. The rest speaks, which we do not serve.
         loaded.thinker.generation_config = loaded.generation_config
         loaded = loaded.thinker
+    correct(loaded)
     if not hasattr(loaded, "generate"):
         raise EngineError(f"{type(loaded).__name__} cannot generate text")
     return loaded.to(_device(device)).eval()

@@ -14,12 +14,25 @@ from lazydecode.media.audio import resampled_length
 from lazydecode.media.base import AudioHeader, ImageHeader, MediaIO, MediaRef, VideoHeader
 from lazydecode.media.raw_video import RAW_VIDEO_DECODER, RawVideoMediaIO
 from lazydecode.media.video import VideoMediaIO, plan_frames
+from lazydecode.models.chunks import (
+    VISION_CHUNK,
+    ChunkPlan,
+    VideoSplitter,
+    for_chunk,
+    ranges_of_chunks,
+    texts_of_items,
+)
 from lazydecode.models.containers import ContainerReader
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.family import Family, Sketch
 from lazydecode.models.header_only import video_shape
 from lazydecode.models.item import shape_of
-from lazydecode.parse import MultiModalDataItems, MultiModalDataParser, ProcessorBatchItems
+from lazydecode.parse import (
+    MultiModalDataItems,
+    MultiModalDataParser,
+    ProcessorBatchItems,
+    VisionChunkProcessorItems,
+)
 from lazydecode.processing.context import BaseProcessingInfo, InputProcessingContext
 from lazydecode.processing.flights import ItemFlights, ItemOutput
 from lazydecode.processing.inputs import ProcessorInputs
@@ -111,6 +124,8 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
     Args:
         info: What the family says about its media.
         family: The loaded family.
+        splitter: Cuts videos, for a model that wants pictures and chunks of videos as items of
+            one modality; else None.
         flights: See `BaseMultiModalProcessor`.
         media_executor: Runs decodes.
     """
@@ -122,11 +137,13 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         info: BaseProcessingInfo,
         family: Family,
         *,
+        splitter: VideoSplitter | None = None,
         flights: ItemFlights | None = None,
         media_executor: Executor | None = None,
     ) -> None:
         super().__init__(info, flights=flights, media_executor=media_executor)
         self.family = family
+        self.splitter = splitter
         self.reentrant = family.record.reentrant
 
     def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
@@ -163,9 +180,9 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
                     return None
                 sketches[modality].append(sketch)
         texts = {m: [sketch.text for sketch in group] for m, group in sketches.items()}
-        built = self.family.build_prompt(inputs.prompt, texts, options, pairs=inputs.sound_pairs)
+        token_ids, placeholders = self._build_prompt(inputs, texts)
         metadata = {m: [sketch.metadata for sketch in group] for m, group in sketches.items()}
-        return HeaderRendering(built.token_ids, built.placeholders, metadata)
+        return HeaderRendering(token_ids, placeholders, metadata)
 
     @staticmethod
     def _cached_sketch(inputs: ProcessorInputs, modality: str, position: int) -> Sketch | None:
@@ -186,7 +203,12 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         item = items.get_raw(position)
         if item is None:
             return None
-        if isinstance(item, MediaRef) and is_container(item):
+        modality, index = items.get_client_position(position)
+        if isinstance(items, VisionChunkProcessorItems) and modality == "video":
+            metadata = items.metadata[position]
+            shape = None if metadata is None else video_shape(metadata)
+            options = for_chunk(options)
+        elif isinstance(item, MediaRef) and is_container(item):
             containers, header = self.family.call.containers, item.header
             if containers is None or not isinstance(header, VideoHeader):
                 return None
@@ -203,7 +225,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         try:
             return self.family.sketch(modality, shape, options)
         except InvalidRequestError as exc:
-            raise exc.at(modality, items.get_original_index(position)) from exc
+            raise exc.at(modality, index) from exc
 
     def _process_missing(
         self, missing: MultiModalDataItems, inputs: ProcessorInputs
@@ -217,7 +239,11 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
                     raise InvalidRequestError(
                         f"{modality} embeddings are not taken by this model", modality=modality
                     )
-                processed = self.family.process(modality, items.get(position), options)
+                origin, _ = items.get_client_position(position)
+                is_chunk = modality == VISION_CHUNK and origin == "video"
+                processed = self.family.process(
+                    origin, items.get(position), for_chunk(options) if is_chunk else options
+                )
                 outputs[modality].append(ItemOutput(processed.kwargs, (processed.text,)))
         return outputs
 
@@ -231,10 +257,46 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
             modality: [item_updates[0] for item_updates in group]
             for modality, group in updates.items()
         }
-        built = self.family.build_prompt(
-            inputs.prompt, texts, inputs.hf_processor_mm_kwargs, pairs=inputs.sound_pairs
-        )
-        return built.token_ids, built.placeholders
+        return self._build_prompt(inputs, texts)
+
+    def _build_prompt(
+        self, inputs: ProcessorInputs, texts: Mapping[str, Sequence[ItemText]]
+    ) -> tuple[list[int], dict[str, list[PlaceholderRange]]]:
+        options = inputs.hf_processor_mm_kwargs
+        chunks = inputs.mm_data_items.get(VISION_CHUNK)
+        if not isinstance(chunks, VisionChunkProcessorItems):
+            built = self.family.build_prompt(
+                inputs.prompt, texts, options, pairs=inputs.sound_pairs
+            )
+            return built.token_ids, built.placeholders
+        others = {m: group for m, group in texts.items() if m != VISION_CHUNK}
+        whole = texts_of_items(chunks.origins, texts[VISION_CHUNK])
+        built = self.family.build_prompt(inputs.prompt, {**whole, **others}, options)
+        ranges = {m: built.placeholders[m] for m in others}
+        ranges[VISION_CHUNK] = ranges_of_chunks(chunks.origins, built.placeholders)
+        return built.token_ids, ranges
+
+    def plan_video_chunks(
+        self, metadata: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> list[ChunkPlan]:
+        """Return the chunks of a video by what its decoder says about it.
+
+        Raises:
+            InvalidRequestError: If the model's processor refuses the options.
+        """
+        assert self.splitter is not None
+        return self.splitter.plan(metadata, self.family.options.merge(options))
+
+    def split_video_chunks(
+        self, video: tuple[Any, Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> list[Any]:
+        """Return (frames, metadata) of each chunk of a decoded video.
+
+        Raises:
+            InvalidRequestError: If the model's processor refuses the options.
+        """
+        assert self.splitter is not None
+        return self.splitter.split(video, self.family.options.merge(options))
 
 
 def is_container(ref: MediaRef[Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError
 from lazydecode.models import whisper
+from lazydecode.models.chunks import proven_splitter
 from lazydecode.models.containers import container_reader
 from lazydecode.models.embeds import embed_tokens, named_ids
 from lazydecode.models.expansion import PromptExpander
@@ -320,24 +321,29 @@ def _load_multimodal(
     raw = frozenset(
         m for m, own in found.plans.items() if own and not disputed & own.tensors.keys()
     )
+    items = _item_processor(call, facts, record)
     family = Family(
         facts=facts,
         record=record,
         call=call,
         options=options,
-        items=_item_processor(call, facts, record),
+        items=items,
         expander=_expander(call, facts, found.embed_ids),
         proof=proof,
         pixel_plan=plan,
         raw_modalities=raw,
     )
+    mm_processor = None
+    if modalities:
+        splitter = proven_splitter(config, Probes(call, chat, record), items)
+        mm_processor = GenericMultiModalProcessor(info, family, splitter=splitter)
     return ModelFrontend(
         model_id=model,
         config=config,
         tokenizer=tokenizer,
         processor=processor,
         info=info,
-        mm_processor=GenericMultiModalProcessor(info, family) if modalities else None,
+        mm_processor=mm_processor,
         modalities=modalities,
         max_items=max_items,
         fingerprint=mark,

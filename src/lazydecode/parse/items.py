@@ -90,6 +90,10 @@ class ModalityDataItems(ABC, Generic[_D, _I]):
         numbered._original_indices = list(indices)
         return numbered
 
+    def get_client_position(self, index: int) -> tuple[str, int]:
+        """Return modality and position, as the client counts, of the item at `index` here."""
+        return self.modality, self.get_original_index(index)
+
     def select(self, indices: Sequence[int]) -> Self:
         """Return the items at `indices`, as the same class, without parsing them again.
 
@@ -262,10 +266,37 @@ class VideoProcessorItems(ProcessorBatchItems):
 
 
 class VisionChunkProcessorItems(ProcessorBatchItems):
-    """Images and video chunks of the unified modality, in request order."""
+    """Images and video chunks of the unified modality, in request order.
 
-    def __init__(self, data: Sequence[Any]) -> None:
+    Args:
+        data: Per chunk a picture, a pair of frames and metadata, a reference to either, or None.
+        origins: Per chunk the modality and position of the client's item that it is or is cut
+            from; chunks of one video follow each other.
+        metadata: Per video chunk its metadata where they are known before it is decoded.
+    """
+
+    def __init__(
+        self,
+        data: Sequence[Any],
+        origins: Sequence[tuple[str, int]] | None = None,
+        metadata: Sequence[VideoMetadata | None] | None = None,
+    ) -> None:
         super().__init__(data, "vision_chunk")
+        if origins is None:
+            origins = [(self.modality, index) for index in range(len(data))]
+        self.origins = list(origins)
+        self.metadata = list(metadata or [None] * len(data))
+
+    def get_client_position(self, index: int) -> tuple[str, int]:
+        """Return modality and position, as the client counts, of what the chunk is cut from."""
+        return self.origins[index]
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """Return the chunks at `indices`, which stay parts of the same items."""
+        selected = super().select(indices)
+        selected.origins = [self.origins[index] for index in indices]
+        selected.metadata = [self.metadata[index] for index in indices]
+        return selected
 
 
 class MultiModalDataItems(UserDict[str, ModalityDataItems[Any, Any]]):

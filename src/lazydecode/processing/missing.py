@@ -55,7 +55,7 @@ def require_data(mm_data_items: MultiModalDataItems, modality: str, position: in
     """
     items = mm_data_items[modality]
     if items.get_raw(position) is None:
-        index = items.get_original_index(position)
+        modality, index = items.get_client_position(position)
         raise MissingMediaError(
             f"Cache miss for {modality} at index {index} but data is not provided.",
             modality=modality,

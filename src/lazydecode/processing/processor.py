@@ -266,8 +266,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
         for modality, items in inputs.mm_data_items.items():
             hashes[modality] = []
             for position in range(items.get_count()):
-                index = items.get_original_index(position)
-                with timing_ctx.record_item(modality, index, "digest"):
+                with timing_ctx.record_item(*items.get_client_position(position), "digest"):
                     mm_hash = inputs.get_item_hash(modality, position, model_id, algorithm)
                 hashes[modality].append(mm_hash)
         return hashes
@@ -291,9 +290,9 @@ class BaseMultiModalProcessor(ProcessingSteps):
             seconds = time.perf_counter() - start
             for modality, item_flags in flags.items():
                 for position, is_hit in enumerate(item_flags):
-                    index = inputs.mm_data_items[modality].get_original_index(position)
+                    item = inputs.mm_data_items[modality].get_client_position(position)
                     hit = is_hit or hashes[modality][position] in state.outputs
-                    observer.record_item(modality, index, "lookup", seconds, hit=hit)
+                    observer.record_item(*item, "lookup", seconds, hit=hit)
         return flags
 
     def _get_cache_missing_items(
@@ -310,16 +309,16 @@ class BaseMultiModalProcessor(ProcessingSteps):
         self, items: MultiModalDataItems, decodes: list[MediaDecodeJob], timing_ctx: TimingContext
     ) -> None:
         """Submit the decode of every reference, under its position in the request."""
-        for modality, group in items.items():
+        for group in items.values():
             if not isinstance(group, ProcessorBatchItems):
                 continue
             for position, item in enumerate(group.get_all_raw()):
                 if isinstance(item, MediaRef):
-                    index = group.get_original_index(position)
+                    origin, index = group.get_client_position(position)
                     executor = self._decode_executor
                     if timing_ctx.observer is not None:
-                        executor = ObservedExecutor(executor, timing_ctx, modality, index)
-                    submit_media_decodes([(modality, index, item)], executor, decodes)
+                        executor = ObservedExecutor(executor, timing_ctx, origin, index)
+                    submit_media_decodes([(origin, index, item)], executor, decodes)
 
     def _join_flights(
         self, state: MultiModalApplyState, missing: Positions, flights: ItemFlights
@@ -335,8 +334,8 @@ class BaseMultiModalProcessor(ProcessingSteps):
                     self._item_process(state.inputs, modality, position),
                 )
                 state.flights[modality, position] = flight
-                index = items.get_original_index(position)
-                state.decodes.append(MediaDecodeJob(modality, index, flight.decode_future))
+                item = items.get_client_position(position)
+                state.decodes.append(MediaDecodeJob(*item, flight.decode_future))
 
     def _item_process(
         self, inputs: ProcessorInputs, modality: str, position: int

@@ -66,7 +66,7 @@ def process_items(
             try:
                 keep(modality, position, _run(process, single, timing_ctx)[modality][0])
             except Exception as exc:
-                error = process_error(modality, group.get_original_index(position), exc)
+                error = process_error(*group.get_client_position(position), exc)
                 if error is not exc:
                     error.__cause__ = exc
                 failure = failure or error
@@ -85,7 +85,7 @@ def _run(
         check_count("results", modality, len(outputs.get(modality, ())), count)
         if timing_ctx.observer is not None:
             for position in range(count):
-                index = items[modality].get_original_index(position)
+                item = items[modality].get_client_position(position)
                 share_s = seconds / sum(counts.values())
-                timing_ctx.observer.record_item(modality, index, "process", share_s)
+                timing_ctx.observer.record_item(*item, "process", share_s)
     return {modality: outputs[modality] for modality, count in counts.items() if count}

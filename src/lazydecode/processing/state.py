@@ -138,11 +138,11 @@ class MultiModalApplyState:
     def _collect_flights(self) -> None:
         observer = self.timing_ctx.observer
         for (modality, position), flight in self.flights.items():
-            index = self.inputs.mm_data_items[modality].get_original_index(position)
+            item = self.inputs.mm_data_items[modality].get_client_position(position)
             cause = flight.result_future.exception()
             if isinstance(cause, Exception):
                 self._has_failed = True
-                error = process_error(modality, index, cause)
+                error = process_error(*item, cause)
                 if error is cause:
                     raise cause
                 raise error from cause
@@ -157,7 +157,7 @@ class MultiModalApplyState:
                     ("process", flight.process_s),
                 )
                 for stage, seconds in stages:
-                    observer.record_item(modality, index, stage, seconds, shared=flight.is_shared)
+                    observer.record_item(*item, stage, seconds, shared=flight.is_shared)
 
     # -- the end
 

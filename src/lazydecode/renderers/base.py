@@ -38,6 +38,7 @@ from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.renderers.both import both
 from lazydecode.renderers.caches import ClearedCaches, FrontendCaches, Purpose
 from lazydecode.renderers.chat import Conversation, check_item_counts, with_sounds
+from lazydecode.renderers.chunks import ChunkResolver
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
 from lazydecode.renderers.media import MediaFetcher, merge_media_io_kwargs
@@ -122,7 +123,14 @@ class BaseRenderer:
             max_wait_s=limits.max_wait_s,
         )
         self._fetcher = MediaFetcher(connector, frontend.info, limits=limits)
-        self.identities = ItemIdentities(frontend.info, conflict=settings.uuid_conflict)
+        chunks: ChunkResolver | None = None
+        if frontend.mm_processor is not None and frontend.mm_processor.splitter is not None:
+            chunks = ChunkResolver(frontend.mm_processor, executor)
+        self.identities = ItemIdentities(
+            frontend.info,
+            conflict=settings.uuid_conflict,
+            holds_video=None if chunks is None else chunks.holds,
+        )
         self._processing = ThreadPoolExecutor(
             settings.processing_threads,
             "lazydecode-process",
@@ -148,6 +156,7 @@ class BaseRenderer:
                 budget=self.decoded_budget,
                 limits=limits,
                 identities=self.identities,
+                chunks=chunks,
                 fingerprint=frontend.fingerprint,
             )
 

@@ -9,7 +9,7 @@ Bytes always win: an item that came with bytes is those bytes, whatever was seen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -52,6 +52,7 @@ class ItemIdentities:
     Args:
         info: Names the model and the digest.
         conflict: What becomes of other bytes under a known uuid.
+        holds_video: Says whether a cache has all of a video, for models that take chunks.
         bindings: What uuids stand for; all caches of a front end share it, as it says nothing
             about what they hold.
     """
@@ -61,10 +62,12 @@ class ItemIdentities:
         info: BaseProcessingInfo,
         *,
         conflict: ConflictPolicy = "miss",
+        holds_video: Callable[[str, BaseMultiModalProcessorCache], bool] | None = None,
         bindings: UuidBindings | None = None,
     ) -> None:
         self._info = info
         self._conflict = conflict
+        self._holds_video = holds_video
         self.bindings = UuidBindings() if bindings is None else bindings
 
     def find_held(
@@ -94,7 +97,7 @@ class ItemIdentities:
             if item.uuid is None:
                 continue
             mm_hash = self.bindings.peek(self._name(item.modality, item.uuid, options))
-            holds = bool(cache is not None and mm_hash and cache.is_cached_item(mm_hash))
+            holds = bool(cache is not None and mm_hash and self._holds(item, mm_hash, cache))
             if _is_remote(item):
                 item.is_held = holds
             elif item.source is None and not holds and (item.modality, item.uuid) not in sent:
@@ -149,6 +152,11 @@ class ItemIdentities:
             is_own = self.bindings.bind(item.name, item.mm_hash, contest=self._conflict == "miss")
             if not is_own and self._conflict == "error":
                 raise _conflict(item)
+
+    def _holds(self, item: MediaRequest, mm_hash: str, cache: BaseMultiModalProcessorCache) -> bool:
+        if item.modality == "video" and self._holds_video is not None:
+            return self._holds_video(mm_hash, cache)
+        return cache.is_cached_item(mm_hash)
 
     def _check(self, item: NamedItem, *known: str | None) -> None:
         if self._conflict == "error" and any(

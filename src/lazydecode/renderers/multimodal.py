@@ -6,7 +6,13 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import AsyncExitStack, contextmanager, nullcontext, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -30,6 +36,7 @@ from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.timing import TimingContext
 from lazydecode.renderers.chat import MediaRequest
+from lazydecode.renderers.chunks import ChunkResolver
 from lazydecode.renderers.identities import ItemIdentities, NamedItem
 from lazydecode.renderers.media import EncodedItem
 from lazydecode.renderers.timeline import Timeline
@@ -70,6 +77,7 @@ class MultiModalRunner:
         budget: Decoded bytes that all requests together may hold.
         limits: Decoded bytes that one request may hold.
         identities: Finds what items are.
+        chunks: Cuts videos, for a model that wants chunks; else None.
         fingerprint: Stands for everything of the processor that results depend on.
     """
 
@@ -83,6 +91,7 @@ class MultiModalRunner:
         budget: ByteBudget,
         limits: RequestLimits,
         identities: ItemIdentities,
+        chunks: ChunkResolver | None = None,
         fingerprint: str = "",
     ) -> None:
         self._processor = processor
@@ -92,6 +101,7 @@ class MultiModalRunner:
         self._budget = budget
         self._limits = limits
         self._identities = identities
+        self._chunks = chunks
         self._fingerprint = fingerprint
         self._given_up: set[asyncio.Task[None]] = set()
 
@@ -124,7 +134,7 @@ class MultiModalRunner:
                     cancellation = _Cancellation()
                     task = asyncio.ensure_future(
                         self._run_held(
-                            stack.pop_all(), refs, inputs, named, deliver, timing, cancellation
+                            stack.pop_all(), job, refs, inputs, named, deliver, timing, cancellation
                         )
                     )
                 await self._wait_until(task, deadline, cancellation)
@@ -153,7 +163,7 @@ class MultiModalRunner:
                 if not self._find_missing(inputs):
                     return None
                 return await self._on(
-                    self._processing, lambda: self._render_from_headers(processor, inputs)
+                    self._processing, lambda: self._render_from_headers(processor, job, inputs)
                 )
         finally:
             for ref in refs:
@@ -169,8 +179,13 @@ class MultiModalRunner:
                 ref.release()
 
     def _render_from_headers(
-        self, processor: GenericMultiModalProcessor, inputs: ProcessorInputs
+        self, processor: GenericMultiModalProcessor, job: Job, inputs: ProcessorInputs
     ) -> MultiModalInput | None:
+        if self._chunks is not None:
+            chunked = self._chunks.from_headers(job.items, inputs)
+            if chunked is None:
+                return None
+            inputs = chunked
         rendering = processor.render_from_headers(inputs)
         if rendering is None:
             return None
@@ -221,6 +236,7 @@ class MultiModalRunner:
     async def _run_held(
         self,
         held: AsyncExitStack,
+        job: Job,
         refs: Sequence[MediaRef[Any]],
         inputs: ProcessorInputs,
         named: Sequence[NamedItem],
@@ -231,10 +247,20 @@ class MultiModalRunner:
         """Run the phases, then give back what the request holds; never cancelled itself."""
         async with held:
             try:
-                await self._run_phases(inputs, named, deliver, timing, cancellation)
+                async with self._resolved(job, inputs, timing) as inputs:
+                    if not cancellation.is_set:
+                        await self._run_phases(inputs, named, deliver, timing, cancellation)
             finally:
                 for ref in refs:
                     ref.release()
+
+    def _resolved(
+        self, job: Job, inputs: ProcessorInputs, timing: TimingContext
+    ) -> AbstractAsyncContextManager[ProcessorInputs]:
+        """The inputs as the processor wants them: with chunks, if it does."""
+        if self._chunks is None:
+            return nullcontext(inputs)
+        return self._chunks.resolved(job.items, inputs, timing)
 
     def _build_inputs(
         self, job: Job, cache: BaseMultiModalProcessorCache | None, refs: list[MediaRef[Any]]
@@ -302,11 +328,16 @@ class MultiModalRunner:
                 key: int | str = index
                 if inputs.cache is not None:
                     key = inputs.get_item_hash(modality, index, info.model_id, algorithm)
-                    if inputs.cache.is_cached_item(key) or key in self._processor.warm_outputs:
+                    if self._holds(modality, key, inputs.cache):
                         continue
                 number = items.get_original_index(index)
                 missing.setdefault((modality, key), (modality, number, ref))
         return list(missing.values())
+
+    def _holds(self, modality: str, mm_hash: str, cache: BaseMultiModalProcessorCache) -> bool:
+        if self._chunks is not None and modality == "video":
+            return self._chunks.holds(mm_hash, cache)
+        return cache.is_cached_item(mm_hash) or mm_hash in self._processor.warm_outputs
 
     def _sum_up(
         self, missing: Sequence[tuple[str, int, MediaRef[Any]]], options: Mapping[str, Any]

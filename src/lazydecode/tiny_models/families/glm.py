@@ -88,6 +88,7 @@ FAMILIES = (
         },
         config={
             "projection_hidden_size": 64,
+            "use_unified_vision_chunk": True,
             "text_config": {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1},
         },
     ),
