@@ -262,7 +262,7 @@ async def test_failures_count_as_the_client_does(open_kimi: OpenKimi, decodes: D
         before = decodes.count
         await render(renderer, good)
         assert decodes.count == before
-        assert nothing_is_held(renderer)
+        await wait_until(lambda: nothing_is_held(renderer))
 
 
 async def test_a_cancelled_request_drains_its_decodes_and_releases_all(

@@ -422,11 +422,11 @@ def check_placeholders(prompt: MultiModalInput, inputs: ProcessorInputs) -> None
     for modality, places in prompt["mm_placeholders"].items():
         for position, place in enumerate(places):
             if place.num_embeds == 0:
-                index = inputs.mm_data_items[modality].get_original_index(position)
+                name, index = inputs.mm_data_items[modality].get_client_position(position)
                 raise InvalidRequestError(
-                    f"the {modality} at index {index} is too short or too small: "
+                    f"the {name} at index {index} is too short or too small: "
                     "the model makes no tokens of it",
-                    modality=modality,
+                    modality=name,
                     index=index,
                 )
 
