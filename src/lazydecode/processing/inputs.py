@@ -29,8 +29,6 @@ class ProcessorInputs:
     mm_data_items: MultiModalDataItems
     mm_uuid_items: Mapping[str, Sequence[str | None]] | None = None
     """Modality -> the client's identity of each item; None where it gave none."""
-    mm_hash_items: Mapping[str, Sequence[str]] | None = None
-    """Modality -> the identity of each item's processed result, where that is known already."""
     hf_processor_mm_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Options of the model's processor."""
     media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -43,6 +41,8 @@ class ProcessorInputs:
     sound_pairs: Sequence[tuple[int, int]] = ()
     """(position of a video, position of an audio item) of every sound that came out of a video:
     it has no placeholder of its own."""
+    mm_hash_items: Mapping[str, Sequence[str]] | None = None
+    """Modality -> the identity of each item's processed result, where that is known already."""
 
     @property
     def can_use_cache(self) -> bool:
