@@ -1,4 +1,4 @@
-"""Write the reference pages that repeat what the code says: settings, errors, metrics.
+"""Write the reference pages that repeat what the code says: settings, errors, metrics, coverage.
 
 python docs/generate.py           write them
 python docs/generate.py --check   exit 1 if one is not what the code says
@@ -6,10 +6,15 @@ python docs/generate.py --check   exit 1 if one is not what the code says
 
 from __future__ import annotations
 
+import ast
 import inspect
 import sys
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from prometheus_client import Counter
 
@@ -17,7 +22,8 @@ from lazydecode import errors
 from lazydecode.config import Settings
 from lazydecode.server.metrics import Metrics
 
-REFERENCE = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
 _NOTE = "<!-- Written by docs/generate.py. -->\n\n"
 
 
@@ -97,7 +103,111 @@ def metrics_page() -> str:
     )
 
 
-PAGES = {"settings.md": settings_page, "errors.md": errors_page, "metrics.md": metrics_page}
+class Statement(NamedTuple):
+    """One row of `coverage.toml`: something that the design promises."""
+
+    section: str
+    says: str
+    code: Sequence[str] = ()
+    """What keeps it: `module:qualified.name`, or `module`."""
+    tests: Sequence[str] = ()
+    """What proves it: pytest's node ids, parametrized ones by the name of the function."""
+    missing: str = ""
+    """What is not there yet, where no test can prove it."""
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with the row; nothing if it can be believed."""
+        wrong = [f"no such code: {name}" for name in self.code if not _code_exists(name)]
+        wrong += [f"no such test: {name}" for name in self.tests if not _test_exists(name)]
+        if bool(self.tests) == bool(self.missing):
+            wrong.append("it needs tests, or else a word on what is missing")
+        if self.tests and not self.code:
+            wrong.append("no code is named")
+        return [f"{self.says} ({problem})" for problem in wrong]
+
+
+def read_statements() -> list[Statement]:
+    """Return the rows of `coverage.toml`, in order.
+
+    Raises:
+        TypeError: If a row has a field of another name, or lacks its text.
+    """
+    rows = tomllib.loads((ROOT / "docs" / "coverage.toml").read_text(encoding="utf-8"))
+    return [
+        Statement(section=group["section"], **row)
+        for group in rows["group"]
+        for row in group["statement"]
+    ]
+
+
+def coverage_page() -> str:
+    """One row per statement of the design: what keeps it, and what proves it."""
+    statements = read_statements()
+    unproven = sum(not any(map(_test_exists, statement.tests)) for statement in statements)
+    lines = [
+        "# Coverage of the design\n",
+        _NOTE + "What the design promises, the code that keeps it, and the tests that prove it.",
+        "Modules are below `lazydecode`, tests below `tests/`.\n",
+        f"**{len(statements)} statements; {unproven} of them without a test.** Those are marked as",
+        "missing.",
+    ]
+    for section, group in groupby(statements, key=lambda statement: statement.section):
+        lines += [f"\n## {section}\n", "| Statement | Code | Tests |", "| --- | --- | --- |"]
+        lines += [_coverage_row(statement) for statement in group]
+    return "\n".join(lines) + "\n"
+
+
+def _coverage_row(statement: Statement) -> str:
+    code = _cell(statement.code, _code_exists, "lazydecode.")
+    tests = _cell(statement.tests, _test_exists, "tests/")
+    if statement.missing:
+        tests = f"**missing**: {statement.missing}"
+    return f"| {statement.says} | {code} | {tests} |".replace("\n", " ")
+
+
+def _cell(names: Sequence[str], exists: Callable[[str], bool], prefix: str) -> str:
+    return "<br>".join(
+        f"`{name.removeprefix(prefix)}`" + ("" if exists(name) else " **missing**")
+        for name in names
+    )
+
+
+def _code_exists(name: str) -> bool:
+    module, _, attribute = name.partition(":")
+    base = ROOT / "src" / Path(*module.split("."))
+    path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+    return path.is_file() and (not attribute or attribute in _defined(path))
+
+
+def _test_exists(node_id: str) -> bool:
+    file, _, name = node_id.partition("::")
+    path = ROOT / file
+    return name.lower().startswith("test") and path.is_file() and name in _defined(path)
+
+
+@cache
+def _defined(path: Path) -> frozenset[str]:
+    """Return the qualified names of what a module defines itself."""
+
+    def walk(body: Sequence[ast.stmt], prefix: str) -> Iterator[str]:
+        for node in body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield prefix + node.name
+                if isinstance(node, ast.ClassDef):
+                    yield from walk(node.body, f"{prefix}{node.name}.")
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                yield from (prefix + t.id for t in targets if isinstance(t, ast.Name))
+
+    return frozenset(walk(ast.parse(path.read_bytes()).body, ""))
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "errors.md": errors_page,
+    "metrics.md": metrics_page,
+    "coverage.md": coverage_page,
+}
 
 
 def main() -> int:

@@ -487,6 +487,13 @@ def test_key_is_digest_of_bytes_and_spec() -> None:
     assert AudioMediaIO(audio_backend="pyav").load_bytes_ref(data).key != expected
 
 
+def test_spec_alone_rebuilds_the_decoder() -> None:
+    asked = AudioMediaIO(audio_backend="pyav").load_bytes_ref(make_wav())
+    rebuilt = AudioMediaIO(**asked.spec.settings).load_bytes_ref(make_wav())
+    assert (rebuilt.key, rebuilt.spec) == (asked.key, asked.spec)
+    np.testing.assert_array_equal(rebuilt.decode()[0], asked.decode()[0])
+
+
 @pytest.mark.parametrize("backend", ["ffmpeg", "", 7, ["auto"]])
 def test_an_unknown_backend_is_told_the_known_ones(backend: Any) -> None:
     with pytest.raises(ValidationError, match=r"auto.*pyav.*soundfile.*torchcodec"):

@@ -615,6 +615,13 @@ def test_a_trusted_image_id_is_the_whole_key(format: str) -> None:
     assert "trust" not in untrusting.spec.canonical_bytes().decode()
 
 
+def test_encodings_of_one_picture_are_two_items_unless_an_image_id_makes_them_one() -> None:
+    io_ = ImageMediaIO()
+    for image_id, num_keys in ((None, 2), (IMAGE_ID, 1)):
+        refs = [io_.load_bytes_ref(make_image(form, image_id=image_id)) for form in ("PNG", "WEBP")]
+        assert len({ref.key for ref in refs}) == num_keys
+
+
 def test_a_trusted_image_id_costs_no_pass_over_the_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("hashed")
@@ -671,6 +678,13 @@ def test_all_ways_in_give_the_same(tmp_path: Path) -> None:
     assert keys == {io_.load_bytes_ref(data).key}
     with pytest.raises(CorruptMediaError, match="base64"):
         io_.load_base64_ref("image/png", text[:-1] + "!")
+
+
+def test_spec_alone_rebuilds_the_decoder() -> None:
+    asked = ImageMediaIO("L", rgba_background_color=[1, 2, 3]).load_bytes_ref(make_png())
+    rebuilt = ImageMediaIO(**asked.spec.settings).load_bytes_ref(make_png())
+    assert (rebuilt.key, rebuilt.spec) == (asked.key, asked.spec)
+    assert rebuilt.decode().tobytes() == asked.decode().tobytes()
 
 
 def test_a_ref_holds_no_second_copy_of_the_payload() -> None:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -15,6 +16,7 @@ from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError
 from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.registry import ModelLoadError
+from tests.builders import make_jpeg
 from tests.models.conftest import LoadFrontend
 
 
@@ -103,6 +105,16 @@ def test_options_are_part_of_the_fingerprint(
 ) -> None:
     changed = load_model_frontend(str(folder), Settings(**change))
     assert changed.fingerprint != frontend("qwen2_vl").fingerprint
+
+
+@pytest.mark.parametrize("is_trusted", [None, True])
+def test_a_server_trusts_an_image_id_only_when_told(
+    tiny_model: Callable[..., Path], is_trusted: bool | None
+) -> None:
+    settings = Settings() if is_trusted is None else Settings(trust_exif_image_id=is_trusted)
+    model = load_model_frontend(str(tiny_model("qwen2_vl", weights=False)), settings)
+    ref = model.info.get_media_io("image").load_bytes_ref(make_jpeg(image_id=UUID(int=7)))
+    assert (ref.key == UUID(int=7).bytes) is bool(is_trusted)
 
 
 def test_the_processors_settings_are_part_of_the_fingerprint(

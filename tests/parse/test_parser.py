@@ -102,6 +102,14 @@ def test_references_stay_undecoded_until_got() -> None:
     assert "image, 2 items" in repr(items)
 
 
+def test_both_views_are_one_for_what_came_decoded() -> None:
+    embeddings = parse(image=torch.arange(24.0).reshape(2, 3, 4))["image"]
+    assert torch.equal(embeddings.get_raw(1), embeddings.get(1))  # type: ignore[arg-type]
+    for modality, media in (("image", np.zeros((4, 6, 3))), ("video", frames()), ("audio", [0.5])):
+        items = parse(**{modality: [media]})[modality]
+        assert items.get_raw(0) is items.get(0)
+
+
 @pytest.mark.parametrize(
     "image",
     [quadrants(), np.zeros((4, 6, 3), np.uint8), ImageMediaIO().load_bytes_ref(make_jpeg())],

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 from PIL import Image
 
 from lazydecode.errors import (
@@ -18,7 +19,9 @@ from lazydecode.errors import (
     OverloadedError,
     TimeLimitError,
 )
+from lazydecode.inputs import MultiModalInput
 from lazydecode.media.image import ImageMediaIO
+from lazydecode.models.generic import GenericMultiModalProcessor
 from lazydecode.renderers.base import BaseRenderer, RenderRequest
 from lazydecode.renderers.chat import parse_messages
 from lazydecode.renderers.messages import ChatMessage
@@ -238,6 +241,42 @@ async def test_a_hit_decodes_and_processes_nothing(
             timeline = await render(renderer, picture, text())
             assert timeline.items[0].hit is expected
         assert processed == ["image"]
+
+
+async def test_a_processor_that_replaces_apply_runs_in_one_piece_on_the_worker(
+    open_renderer: OpenRenderer,
+) -> None:
+    threads: list[str] = []
+
+    class Whole(GenericMultiModalProcessor):
+        def apply(self, inputs: Any, timing_ctx: Any = None) -> MultiModalInput:
+            threads.append(threading.current_thread().name)
+            return super().apply(inputs, timing_ctx)
+
+    async with open_renderer() as renderer:
+        processor = renderer.frontend.mm_processor
+        assert processor is not None
+        answers = []
+        picture = image(data_url(make_jpeg(size=(100, 80))))
+        for kind in (Whole, Whole, GenericMultiModalProcessor):
+            processor.__class__ = kind
+            if kind is GenericMultiModalProcessor:
+                assert renderer.render_cache is not None
+                renderer.render_cache.clear_cache()
+            async with renderer.open(
+                make_request(picture, text()), timeline=Timeline()
+            ) as rendered:
+                answers.append(await rendered.render(with_payload=True))
+        assert {name.rpartition("_")[0] for name in threads} == {"lazydecode-mm"}
+        assert len(threads) == 2
+        miss, hit, in_phases = answers
+        for answer in (hit, in_phases):
+            for field in ("prompt_token_ids", "mm_hashes", "mm_placeholders"):
+                assert answer[field] == miss[field]  # type: ignore[literal-required]
+            ours, theirs = answer["mm_kwargs"]["image"][0], miss["mm_kwargs"]["image"][0]
+            assert ours is not None and theirs is not None
+            assert all(torch.equal(ours[name].data, theirs[name].data) for name in theirs)  # type: ignore[arg-type]
+        assert nothing_is_held(renderer)
 
 
 async def test_an_evicted_item_is_decoded_again(open_renderer: OpenRenderer) -> None:
