@@ -84,6 +84,10 @@ class AudioMediaIO(MediaIO[Audio]):
         except (TypeError, ValueError) as exc:
             raise ValidationError(f"audio options: {exc}", parameter="media_io_kwargs") from exc
 
+    def option_names(self) -> frozenset[str]:
+        """Names of all options that mean something here."""
+        return frozenset({"audio_backend"})
+
     def with_limits(self, limits: DecodeLimits) -> AudioMediaIO:
         """Return the same decoder with other limits; what it decodes has the same keys."""
         return AudioMediaIO(limits=limits, audio_backend=self.audio_backend, **self.kwargs)

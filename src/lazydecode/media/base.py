@@ -310,6 +310,10 @@ class MediaIO(ABC, Generic[_T]):
         """Largest payload in bytes that this decoder accepts; None is no limit of its own."""
         return None
 
+    def option_names(self) -> frozenset[str] | None:
+        """Names of all options that mean something here; None: any name may."""
+        return None
+
     def check_size(self, num_bytes: int) -> None:
         """Refuse a payload of that many bytes; asked before it is read or decoded from text.
 

@@ -89,6 +89,10 @@ class ImageMediaIO(MediaIO[Image.Image]):
         """All options, with the mode and the background as they are used."""
         return self._spec
 
+    def option_names(self) -> frozenset[str]:
+        """Names of all options that mean something here."""
+        return frozenset({"image_mode", "rgba_background_color"})
+
     def probe_header(self, data: bytes) -> ImageHeader | None:
         """Size after orientation, stored mode, format and frames; None if it does not parse."""
         try:

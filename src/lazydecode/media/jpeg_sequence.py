@@ -25,6 +25,10 @@ from lazydecode.media.video_sampling import ALL_FRAMES, check_num_frames
 MEDIA_TYPE: Final = "video/jpeg"
 BACKEND: Final = "jpeg_sequence"
 _FRAME_TYPE: Final = "image/jpeg"
+SEQUENCE_OPTIONS: Final = frozenset(
+    {"frames_indices", "total_num_frames", "duration", "fps", "do_sample_frames"}
+)
+"""Names of the options that describe a sequence."""
 
 
 def is_jpeg_sequence(media_type: str) -> bool:

@@ -24,7 +24,12 @@ from lazydecode.media.base import (
     VideoHeader,
     decode_base64,
 )
-from lazydecode.media.jpeg_sequence import JpegSequence, SequenceOptions, is_jpeg_sequence
+from lazydecode.media.jpeg_sequence import (
+    SEQUENCE_OPTIONS,
+    JpegSequence,
+    SequenceOptions,
+    is_jpeg_sequence,
+)
 from lazydecode.media.video_backends.base import (
     DecodedVideo,
     VideoLoader,
@@ -33,7 +38,12 @@ from lazydecode.media.video_backends.base import (
 )
 from lazydecode.media.video_backends.registry import VIDEO_LOADER_REGISTRY, backend_fingerprint
 from lazydecode.media.video_header import probe_video_header
-from lazydecode.media.video_sampling import ALL_FRAMES, Timeline, check_num_frames
+from lazydecode.media.video_sampling import (
+    ALL_FRAMES,
+    SAMPLING_OPTIONS,
+    Timeline,
+    check_num_frames,
+)
 
 __all__ = [
     "DEFAULT_NUM_FRAMES",
@@ -154,6 +164,16 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
     def get_decode_spec(self) -> DecodeSpec:
         """All options, with the frame count and the backend as they are used."""
         return self._spec
+
+    def option_names(self) -> frozenset[str] | None:
+        """Names of all options that mean something to this backend, or for a jpeg sequence.
+
+        None for a backend from elsewhere that does not list its own options.
+        """
+        if not hasattr(self.video_loader, "own_options"):
+            return None
+        own = self.video_loader.own_options | getattr(self.video_loader, "startup_options", set())
+        return frozenset({"video_backend"} | SAMPLING_OPTIONS | SEQUENCE_OPTIONS | own)
 
     def probe_header(self, data: bytes) -> VideoHeader | None:
         """Size after rotation, rate, duration and frames; None if it does not parse."""

@@ -18,6 +18,19 @@ from lazydecode.errors import ValidationError
 
 ALL_FRAMES: Final = -1
 """`num_frames` that asks for every frame."""
+SAMPLING_OPTIONS: Final = frozenset(
+    {
+        "num_frames",
+        "fps",
+        "max_frames",
+        "start_time",
+        "end_time",
+        "timestamps",
+        "frame_indices",
+        "frame_recovery",
+    }
+)
+"""Names of the options that say which frames are taken."""
 _NO_RATE: Final = -1
 """`fps` that means: no rate given."""
 _SLACK: Final = 1e-6

@@ -209,7 +209,10 @@ class BaseRenderer:
         media_io_kwargs = merge_media_io_kwargs(
             self.settings.media_io_kwargs, request.media_io_kwargs
         )
-        decoders = self._fetcher.resolve(sorted({item.modality for item in media}), media_io_kwargs)
+        decoders = self._fetcher.resolve(
+            sorted({item.modality for item in media} | request.media_io_kwargs.keys()),
+            media_io_kwargs,
+        )
         with naming_videos(media):
             self.identities.find_held(
                 media,

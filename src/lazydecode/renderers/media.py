@@ -81,6 +81,39 @@ def merge_media_io_kwargs(
     return merged
 
 
+def resolve_media_io(
+    info: BaseProcessingInfo, modality: str, media_io_kwargs: MediaIOKwargs
+) -> MediaIO[Any]:
+    """Return the decoder of a modality with the given options, each of which it must know.
+
+    Raises:
+        ValidationError: If an option is unknown or wrong.
+    """
+    given = media_io_kwargs.get(modality, {})
+    try:
+        media_io = info.get_media_io(modality, media_io_kwargs)
+    except LazyDecodeError:
+        raise
+    except (TypeError, ValueError) as exc:
+        # TypeError: an option that is an argument of ours, which no request may set.
+        raise ValidationError(
+            f"media_io_kwargs of {modality} are not valid: {exc}",
+            parameter="media_io_kwargs",
+            modality=modality,
+        ) from exc
+    known = media_io.option_names()
+    if known is not None and (unknown := given.keys() - known):
+        name = min(unknown)
+        raise ValidationError(
+            f"media_io_kwargs of {modality}: {name[:80]!r} is no option; known are "
+            f"{', '.join(sorted(known))}",
+            parameter="media_io_kwargs",
+            modality=modality,
+            value=name[:80],
+        )
+    return media_io
+
+
 class MediaFetcher:
     """Fetches the items of requests.
 
@@ -111,17 +144,7 @@ class MediaFetcher:
         """
         resolved = {}
         for modality in modalities:
-            try:
-                resolved[modality] = self._info.get_media_io(modality, media_io_kwargs)
-            except LazyDecodeError:
-                raise
-            except (TypeError, ValueError) as exc:
-                # TypeError: an option that is an argument of ours, which no request may set.
-                raise ValidationError(
-                    f"media_io_kwargs of {modality} are not valid: {exc}",
-                    parameter="media_io_kwargs",
-                    modality=modality,
-                ) from exc
+            resolved[modality] = resolve_media_io(self._info, modality, media_io_kwargs)
         return resolved
 
     async def fetch_all(

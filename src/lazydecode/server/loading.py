@@ -19,6 +19,7 @@ from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.models.loading import ModelFrontend, load_model_frontend
 from lazydecode.renderers.base import BaseRenderer
+from lazydecode.renderers.media import resolve_media_io
 from lazydecode.server.context import ServerContext
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.plugin_check import check_plugins
@@ -39,7 +40,10 @@ def load_context(model: str, settings: Settings, *, child: Child | None = None) 
         LazyDecodeError: If the model cannot be served; says why.
     """
     check_plugins(settings)
-    return build_context(load_model_frontend(model, settings), settings, child=child)
+    frontend = load_model_frontend(model, settings)
+    for modality in settings.media_io_kwargs:
+        resolve_media_io(frontend.info, modality, settings.media_io_kwargs)
+    return build_context(frontend, settings, child=child)
 
 
 def build_context(
