@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from lazydecode.bench.goals import goals_grid
 from lazydecode.bench.page import write_page
+from lazydecode.bench.plots import write_plots
 from lazydecode.bench.record import read_record, write_record
 from lazydecode.bench.scenarios import MediaPool, scenarios
 from lazydecode.bench.serve import ServeOptions, run_serve
@@ -54,12 +55,25 @@ def test_what_is_known_is_not_decoded_and_what_is_unseen_is(record: dict[str, An
     assert decodes["storm"] == [1]
 
 
+def test_load_is_drawn_for_every_scenario_and_the_same_each_time(
+    record: dict[str, Any], tmp_path: Path
+) -> None:
+    first, again = (write_plots(record, tmp_path / name) for name in "ab")
+    assert [path.name for path in first] == ["load.svg"]
+    drawn = first[0].read_text("utf-8")
+    assert drawn == again[0].read_text("utf-8")
+    for row in record["scenarios"]:
+        assert f">{row['name']}<" in drawn
+    assert first[0].with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
 def test_goals_and_page_come_from_the_record(record: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "serve.json"
     write_record(record, path)
     grid = goals_grid(None, read_record(path))
     assert any("one unseen item" in row[0] for row in grid.rows)
     page = write_page(None, read_record(path), "## What was tried\n\nThis.")
+    assert "](figures/load.svg)" in page
     assert page.startswith("# Performance")
     assert "| storm |" in page
     assert "## What was tried" in page

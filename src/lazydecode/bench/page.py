@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from lazydecode.bench.goals import goals_grid
-from lazydecode.bench.tables import grids
+from lazydecode.bench.tables import Grid, grids
 
 _INTRO: Final = """# Performance
 
@@ -22,6 +23,11 @@ run mean something; absolute times do not, and neither does a comparison across 
   content, then look up.
 - **here** is this library: identify by the encoded bytes, look up, decode what is missing.
 """
+_FIGURES: Final = {
+    "frontend": [("items", "CPU per item: floors, hit, miss and eager hit")],
+    "serve": [("load", "Time to the answer by requests at a time")],
+}
+"""Kind of record -> its pictures, as `plots` names them, and what they show."""
 _AFTER: Final = """
 ## Run it
 
@@ -48,14 +54,18 @@ def write_page(
     """
     records = [record for record in (frontend, serve) if record is not None]
     parts = [_INTRO, *map(_provenance, records)]
-    tables = [goals_grid(frontend, serve)]
+    parts += _sections([goals_grid(frontend, serve)])
     for record in records:
-        tables.extend(grids(record))
-    parts += [f"## {grid.title}\n\n{grid.to_markdown()}\n" for grid in tables if grid.rows]
+        parts += [f"![{text}](figures/{name}.svg)\n" for name, text in _FIGURES[record["kind"]]]
+        parts += _sections(grids(record))
     if notes.strip():
         parts.append(notes.strip() + "\n")
     parts.append(_AFTER.lstrip())
     return "\n".join(parts)
+
+
+def _sections(tables: Iterable[Grid]) -> list[str]:
+    return [f"## {grid.title}\n\n{grid.to_markdown()}\n" for grid in tables if grid.rows]
 
 
 def _provenance(record: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lazydecode.bench.frontend import SECTIONS, FrontendOptions, run_frontend
 from lazydecode.bench.goals import goals_grid
+from lazydecode.bench.plots import write_plots
 from lazydecode.bench.record import read_record, write_record
 from lazydecode.bench.serve import ServeOptions, run_serve
 from lazydecode.bench.tables import show
@@ -35,6 +36,11 @@ _size = click.option(
 )
 _json = click.option(
     "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="File for the JSON."
+)
+_plots = click.option(
+    "--plots",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder for pictures, SVG and PNG.",
 )
 
 
@@ -59,6 +65,7 @@ def bench() -> None:
 )
 @click.option("--item", "items", multiple=True, help="Only rows with this in the name. Repeatable.")
 @_json
+@_plots
 def frontend(
     size: str,
     model: str | None,
@@ -66,6 +73,7 @@ def frontend(
     sections: tuple[str, ...],
     items: tuple[str, ...],
     output: Path | None,
+    plots: Path | None,
 ) -> None:
     """Measure items of every kind: hit, miss, memory, growth.
 
@@ -84,7 +92,7 @@ def frontend(
     )
     with _progress() as progress:
         record = run_frontend(options, progress)
-    _finish(record, output)
+    _finish(record, output, plots)
 
 
 @bench.command("serve", context_settings={"max_content_width": 100})
@@ -112,6 +120,7 @@ def frontend(
 @click.option("--scenario", "names", multiple=True, help="Only these. Repeatable.")
 @click.option("--server-flag", "server_flags", multiple=True, help="For `serve`. Repeatable.")
 @_json
+@_plots
 def serve(
     model: str | None,
     url: str | None,
@@ -126,6 +135,7 @@ def serve(
     names: tuple[str, ...],
     server_flags: tuple[str, ...],
     output: Path | None,
+    plots: Path | None,
 ) -> None:
     """Put a server under load: of MODEL, of a tiny model if none is given, or at --url.
 
@@ -157,7 +167,7 @@ def serve(
             raise click.UsageError(str(exc)) from exc
         except RuntimeError as exc:
             raise click.ClickException(str(exc)) from exc
-    _finish(record, output)
+    _finish(record, output, plots)
 
 
 @bench.command("goals")
@@ -201,11 +211,17 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=_WIDTH)
 
 
-def _finish(record: dict[str, Any], output: Path | None) -> None:
+def _finish(record: dict[str, Any], output: Path | None, plots: Path | None) -> None:
     show(record, _console())
     if output is not None:
         write_record(record, output)
         click.echo(f"written to {output}", err=True)
+    if plots is not None:
+        try:
+            written = write_plots(record, plots)
+        except ImportError as exc:
+            raise click.ClickException("--plots needs lazydecode[bench]") from exc
+        click.echo(f"written to {', '.join(map(str, written))}", err=True)
 
 
 def _parse_headers(headers: tuple[str, ...]) -> dict[str, str]:
