@@ -216,6 +216,13 @@ class Settings(BaseSettings):
         (), description="Names under which the model answers; none given: the path."
     )
     api_key: str | None = Field(None, description="Key that requests must bear; none given: open.")
+    workers: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Front end processes behind the port, with one engine. The processor cache and "
+        "the memory budgets are divided among them.",
+    )
     warmup: bool = Field(
         True, description="Process one small item of each kind in the background after the start."
     )
@@ -228,6 +235,20 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Log level."
     )
+
+    @property
+    def of_worker(self) -> Settings:
+        """One worker's share: what is said for all is divided, but one request always fits."""
+        count = self.workers
+        encoded = max(self.max_encoded_mb / count, self.max_encoded_mb_per_request)
+        decoded = max(self.max_decoded_mb / count, self.max_decoded_mb_per_request)
+        return self.model_copy(
+            update={
+                "mm_processor_cache_gb": self.mm_processor_cache_gb / count,
+                "max_encoded_mb": min(encoded, self.max_encoded_mb),
+                "max_decoded_mb": min(decoded, self.max_decoded_mb),
+            }
+        )
 
     @property
     def fetch_policy(self) -> FetchPolicy:

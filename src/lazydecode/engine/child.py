@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final, Protocol
@@ -168,7 +169,10 @@ class ForkedChild:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()  # or both processes would write what is in the buffers
         try:
-            self.pid = os.fork()
+            with warnings.catch_warnings():
+                # Python 3.12 warns of native threads too: those of BLAS, which survive it.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                self.pid = os.fork()
         except OSError:
             ours.close()
             theirs.close()
@@ -213,7 +217,9 @@ def _run_forked(
     status = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
         for descriptor in close:
             os.close(descriptor)
         null = os.open(os.devnull, os.O_RDONLY)

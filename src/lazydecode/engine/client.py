@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -31,10 +31,13 @@ from lazydecode.engine.messages import (
 )
 from lazydecode.engine.process import EngineConfig, EngineProcess
 from lazydecode.engine.protocol import EngineInfo, EngineOutput, EngineRequest
+from lazydecode.engine.shared import EngineBroker, SharedEngine
 from lazydecode.engine.streams import OutputStream
 from lazydecode.errors import EngineDeadError, EngineError, LazyDecodeError
 
 logger = logging.getLogger(__name__)
+
+_Link: TypeAlias = EngineProcess | SharedEngine
 
 _MAX_BACKOFF_S: Final = 30.0
 _KILLED_S: Final = 5.0
@@ -54,11 +57,20 @@ class EngineClient:
     Args:
         config: What the process runs.
         child: The first process, if one waits already. Ended by `close`, started or not.
+        broker: Whose engine it is, if it is shared with other front ends; losing it and starting
+            the next one then means the connection to it.
     """
 
-    def __init__(self, config: EngineConfig, *, child: Child | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        child: Child | None = None,
+        broker: EngineBroker | None = None,
+    ) -> None:
         self._config = config
         self._child = child
+        self._broker = broker
         self._callbacks: list[Callable[[], None]] = []
         self._wire_ids = itertools.count()
         self._snapshot_numbers = itertools.count()
@@ -67,9 +79,9 @@ class EngineClient:
 
         self._lock = threading.Condition()
         self._info: EngineInfo | None = None
-        self._process: EngineProcess | None = None
+        self._process: _Link | None = None
         """The process that runs; None before the start and while a dead one is replaced."""
-        self._starting: EngineProcess | None = None
+        self._starting: _Link | None = None
         self._failure: str | None = None
         """Why requests cannot even be queued."""
         self._outbox: deque[Message] = deque()
@@ -273,7 +285,7 @@ class EngineClient:
             self._lose(process)
             process = self._restart()
 
-    def _dispatch(self, process: EngineProcess, message: Message) -> None:
+    def _dispatch(self, process: _Link, message: Message) -> None:
         match message:
             case Outputs(outputs):
                 for output in outputs:
@@ -298,7 +310,7 @@ class EngineClient:
             value = msgspec.structs.replace(value, request_id=stream.request_id)
         stream.put(value)
 
-    def _lose(self, process: EngineProcess) -> None:
+    def _lose(self, process: _Link) -> None:
         """Note that the process is gone; tell everyone whose work went with it."""
         pid = process.pid
         with self._lock:
@@ -309,7 +321,7 @@ class EngineClient:
         self._call_back()
         self._fail(lost, "the engine process went away while it served this request")
 
-    def _restart(self) -> EngineProcess | None:
+    def _restart(self) -> _Link | None:
         """Start processes until one is ready; None once the client is closed."""
         backoff_s = 0.5
         while not self._closing.is_set():
@@ -328,10 +340,14 @@ class EngineClient:
                 return process
         return None
 
-    def _spawn(self) -> EngineProcess:
+    def _spawn(self) -> _Link:
         child, self._child = self._child, None
         try:
-            process = EngineProcess(self._config, child)
+            process = (
+                EngineProcess(self._config, child)
+                if self._broker is None
+                else SharedEngine(self._config, self._broker)
+            )
         except OSError as exc:
             raise EngineError(f"the engine process cannot be started: {exc}") from exc
         with self._lock:
@@ -345,7 +361,7 @@ class EngineClient:
                 self._starting = None
         return process
 
-    def _adopt(self, process: EngineProcess) -> None:
+    def _adopt(self, process: _Link) -> None:
         with self._lock:
             closed = self._closing.is_set()
             if not closed:

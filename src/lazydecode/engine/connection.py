@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import os
@@ -111,8 +110,11 @@ class Connection:
             if ended:
                 with self._lock:
                     self._requests -= ended
-        with contextlib.suppress(ChannelClosedError):  # the reader sees it as well
+        try:
             self._channel.send(message)
+        except ChannelClosedError:
+            # Gone, or it has not read for long and got half a message: the reader sees it too.
+            self._channel.close()
 
     def send_failure(self, request_id: str, error: Exception) -> None:
         """Tell of a request that failed."""

@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import socket
+import struct
 import sys
 import threading
 import time
@@ -32,6 +33,8 @@ from lazydecode.errors import LazyDecodeError
 
 logger = logging.getLogger(__name__)
 
+_STALL: Final = struct.pack("ll", 30, 0)
+"""How long a front end may leave its answers unread, as a `timeval`; then it is dropped."""
 _WATCH_INTERVAL_S: Final = 1.0
 _GRACE_S: Final = 2.0
 """How long a running model step may take before the process ends without it."""
@@ -110,6 +113,8 @@ class _Core:
             while True:
                 sock, memory = receive_front_end(self._control)
                 view = None if memory is None else ArenaView(*memory)
+                # One front end that was halted must not halt the model for the others.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _STALL)
                 channel = Channel(sock, view=view)
                 connection = Connection(number, channel, view, self._loaded, self._begin)
                 with self._changed:

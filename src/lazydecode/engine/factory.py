@@ -11,6 +11,7 @@ from lazydecode.engine.client import EngineClient
 from lazydecode.engine.null import NullEngine
 from lazydecode.engine.process import EngineConfig
 from lazydecode.engine.protocol import Engine, EngineInfo
+from lazydecode.engine.shared import EngineBroker
 from lazydecode.engine.token_types import TokenTypes
 from lazydecode.models.pixels import PixelPlan
 
@@ -30,6 +31,7 @@ def create_engine(
     pixel_plan: PixelPlan | None = None,
     token_types: TokenTypes | None = None,
     child: Child | None = None,
+    broker: EngineBroker | None = None,
 ) -> Engine:
     """Return the engine for `settings`, not started yet.
 
@@ -39,6 +41,7 @@ def create_engine(
         pixel_plan: How the model's uint8 patches are finished, if the front end sends such.
         token_types: `TokenTypes.of_processor` of the model's processor.
         child: An engine process that waits for its front end; None: one is spawned.
+        broker: Whose engine it is, if several front ends share one.
     """
     if settings.engine == "none":
         return NullEngine(EngineInfo(model=model, max_model_len=settings.max_model_len))
@@ -63,4 +66,5 @@ def create_engine(
             shared_bytes=cache_bytes + _IN_FLIGHT_BYTES if settings.engine_shared_memory else 0,
         ),
         child=child,
+        broker=broker,
     )

@@ -14,8 +14,10 @@ from lazydecode.engine.protocol import Engine
 from lazydecode.engine.wire import DTYPES
 from lazydecode.models.loading import ModelFrontend
 from lazydecode.renderers.base import BaseRenderer
+from lazydecode.server.membership import Member
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.queueing import RequestQueue
+from lazydecode.server.samples import sum_up, write_samples
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class ServerContext:
     """Unix time at which the model was loaded."""
     stated_dtype: torch.dtype
     """In which a consumer elsewhere wants floating-point tensors."""
+    member: Member | None = None
+    """Connection to the supervisor, in a worker."""
     _watch: asyncio.Task[None] | None = field(default=None, init=False)
 
     @property
@@ -43,6 +47,18 @@ class ServerContext:
         """The dtype in which the render route hands out floating-point tensors."""
         info = self.engine.info
         return DTYPES[info.dtype] if self.generates and info is not None else self.stated_dtype
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether requests are served now, by every worker."""
+        is_complete = self.member is None or self.member.is_complete
+        return self.engine.is_alive and is_complete
+
+    def render_metrics(self) -> bytes:
+        """Return Prometheus' text form, over all workers; may block for a moment."""
+        if self.member is None:
+            return self.metrics.render()
+        return write_samples(sum_up([self.metrics.read(), self.member.ask_others()]))
 
     @property
     def max_model_len(self) -> int | None:

@@ -21,12 +21,19 @@ from lazydecode.models.loading import ModelFrontend, load_model_frontend
 from lazydecode.renderers.base import BaseRenderer
 from lazydecode.renderers.media import resolve_media_io
 from lazydecode.server.context import ServerContext
+from lazydecode.server.membership import Member
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.plugin_check import check_plugins
 from lazydecode.server.queueing import RequestQueue
 
 
-def load_context(model: str, settings: Settings, *, child: Child | None = None) -> ServerContext:
+def load_context(
+    model: str,
+    settings: Settings,
+    *,
+    child: Child | None = None,
+    member: Member | None = None,
+) -> ServerContext:
     """Load what the front end needs of `model`; the engine is made, and not started yet.
 
     Blocks for seconds. Nothing runs afterwards: no thread, process or connection.
@@ -35,6 +42,7 @@ def load_context(model: str, settings: Settings, *, child: Child | None = None) 
         model: Local folder or hub id.
         settings: What to serve and how.
         child: An engine process that waits for its front end, if there is.
+        member: Connection to the supervisor, in a worker.
 
     Raises:
         LazyDecodeError: If the model cannot be served; says why.
@@ -43,11 +51,15 @@ def load_context(model: str, settings: Settings, *, child: Child | None = None) 
     frontend = load_model_frontend(model, settings)
     for modality in settings.media_io_kwargs:
         resolve_media_io(frontend.info, modality, settings.media_io_kwargs)
-    return build_context(frontend, settings, child=child)
+    return build_context(frontend, settings, child=child, member=member)
 
 
 def build_context(
-    frontend: ModelFrontend, settings: Settings, *, child: Child | None = None
+    frontend: ModelFrontend,
+    settings: Settings,
+    *,
+    child: Child | None = None,
+    member: Member | None = None,
 ) -> ServerContext:
     """Put the parts of a server together around a loaded front end."""
     executor = MediaExecutor(settings.media_loading_thread_count, niceness=settings.worker_niceness)
@@ -81,7 +93,9 @@ def build_context(
             pixel_plan=frontend.pixel_plan,
             token_types=TokenTypes.of_processor(frontend.processor),
             child=child,
+            broker=member,
         ),
+        member=member,
         generates=generates,
         model_names=settings.served_model_name or (frontend.model_id,),
         metrics=Metrics(),
@@ -92,6 +106,8 @@ def build_context(
         stated_dtype=consumer_dtype(frontend.config, settings.dtype),
     )
     add_gauges(context)
+    if member is not None:
+        member.read_own = context.metrics.read
     return context
 
 

@@ -18,6 +18,7 @@ from prometheus_client import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from lazydecode.renderers.timeline import Timeline
+from lazydecode.server.samples import Family, read_samples
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _FAST: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
@@ -139,6 +140,10 @@ class Metrics:
             await asyncio.sleep(_LAG_PERIOD_S)
             self.last_lag_s = max(0.0, time.perf_counter() - due)
             self.loop_lag.observe(self.last_lag_s)
+
+    def read(self) -> list[Family]:
+        """Return everything as plain values."""
+        return read_samples(self.registry)
 
     def render(self) -> bytes:
         """Prometheus' text form of everything."""

@@ -8,6 +8,7 @@ then load the front end and the engine's model beside each other's imports.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib
 import logging
@@ -15,20 +16,24 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lazydecode.config import Settings
 from lazydecode.engine.child import Child, ForkedChild, can_fork
+from lazydecode.errors import LazyDecodeError
 from lazydecode.server.allocator import tune_allocator
+
+if TYPE_CHECKING:
+    from lazydecode.server.membership import Member
 
 logger = logging.getLogger(__name__)
 
 _SWITCH_INTERVAL_S: Final = 0.001
 """The loop waits for the interpreter's lock behind decode and processing threads; the default
 of 5 ms per thread adds up to noticeable lag."""
-_FRONT_END: Final = ("lazydecode.server.serving",)
+_FRONT_END: Final = ("uvloop", "lazydecode.server.serving", "lazydecode.server.supervisor")
 _ENGINE: Final = ("lazydecode.engine.core", "lazydecode.engine.transformers")
 _LAZY: Final = (
     *("AutoConfig", "AutoProcessor", "AutoTokenizer", "PreTrainedTokenizerBase", "ProcessorMixin"),
@@ -56,24 +61,105 @@ def run_server(
         LazyDecodeError: If the model cannot be loaded.
         OSError: If the address cannot be listened on.
     """
-    listener = _listen(settings.host, settings.port)
+    listeners = _listen(settings.host, settings.port, settings.workers)
     try:
         _end_on_signals()
         logger.info("loading %s", model)
         generates = settings.engine != "none"
         preload(generates=generates)
-        child = _fork_engine(listener) if generates else None
-        # After the fork: an engine keeps the allocator's defaults.
-        sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        tune_allocator()
-        import uvloop
-
-        from lazydecode.server.serving import serve
-
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(model, settings, listener, child=child, on_ready=on_ready))
+        serving = _Announcement(listeners[0], on_ready)
+        if settings.workers == 1:
+            child = _fork_engine(listeners[0]) if generates else None
+            _run_front_end(model, settings, listeners[0], serving, child=child)
+        else:
+            _supervise(model, settings, listeners, serving)
     finally:
-        listener.close()
+        for listener in listeners:
+            listener.close()
+
+
+class _Announcement:
+    """Says that the server serves, and where."""
+
+    def __init__(self, listener: socket.socket, on_ready: Callable[[str], None] | None) -> None:
+        host, port = listener.getsockname()[:2]
+        self._url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        self._on_ready = on_ready
+
+    def __call__(self, names: Sequence[str]) -> None:
+        logger.info("serving %s at %s", ", ".join(names), self._url)
+        if self._on_ready is not None:
+            self._on_ready(self._url)
+
+
+def _run_front_end(
+    model: str,
+    settings: Settings,
+    listener: socket.socket,
+    on_ready: Callable[[Sequence[str]], None],
+    *,
+    child: Child | None = None,
+    member: Member | None = None,
+) -> None:
+    # After the forks: an engine keeps the allocator's defaults.
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    tune_allocator()
+    import uvloop
+
+    from lazydecode.server.serving import serve
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(serve(model, settings, listener, child=child, member=member, on_ready=on_ready))
+
+
+def _supervise(
+    model: str,
+    settings: Settings,
+    listeners: list[socket.socket],
+    on_ready: Callable[[Sequence[str]], None],
+) -> None:
+    """Run several workers and their engine; each in a process that is forked from this one."""
+    from lazydecode.engine.core import main as run_engine
+    from lazydecode.server import membership
+    from lazydecode.server.supervisor import Supervisor
+
+    if not can_fork():
+        raise OSError("workers cannot be forked here (a GPU driver is open, or macOS): use one")
+    own = settings.of_worker
+
+    def run_worker(number: int, listener: socket.socket, control: socket.socket) -> int:
+        name_logs(f"worker-{number}[%(process)d] ")
+        # A supervisor that is gone took the engine with it.
+        member = membership.Member(control, on_lost=lambda: os._exit(1))
+        try:
+            _run_front_end(
+                model,
+                own,
+                listener,
+                lambda names: member.say(membership.Serving()),
+                member=member,
+            )
+        except (LazyDecodeError, OSError) as exc:
+            member.say(membership.Failed(str(exc)))
+            return 1
+        return 0
+
+    Supervisor(
+        listeners,
+        run_worker=run_worker,
+        run_engine=run_engine,
+        grace_s=settings.shutdown_grace,
+        on_serving=lambda: on_ready(settings.served_model_name or (model,)),
+    ).run()
+    logger.info("stopped")
+
+
+def name_logs(name: str) -> None:
+    """Put a process's name before its log lines."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(
+            logging.Formatter(f"%(asctime)s %(levelname)s {name}%(name)s: %(message)s")
+        )
 
 
 def preload(*, generates: bool) -> None:
@@ -121,14 +207,38 @@ def _end_on_signals() -> None:
         signal.signal(number, end)
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """Bind before anything is loaded; connections are refused until there is who answers."""
+def _listen(host: str, port: int, count: int) -> list[socket.socket]:
+    """Bind before anything is loaded; connections are refused until there is who answers.
+
+    Several sockets share one port, which the first of them must have had for itself.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listeners: list[socket.socket] = []
+    try:
+        with contextlib.ExitStack() as stack:
+            first = _bound(family, host, port, is_shared=False)
+            if count == 1:
+                return [first]
+            with first:
+                port = first.getsockname()[1]
+            for _ in range(count):
+                listener = _bound(family, host, port, is_shared=True)
+                stack.callback(listener.close)
+                listeners.append(listener)
+            stack.pop_all()
+    except OSError as exc:
+        raise OSError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+    return listeners
+
+
+def _bound(family: int, host: str, port: int, *, is_shared: bool) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-    except OSError as exc:
+    except OSError:
         listener.close()
-        raise OSError(f"cannot listen on {host}:{port}: {exc.strerror}") from exc
+        raise
     return listener

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import uvicorn
@@ -18,6 +19,7 @@ from lazydecode.server.app import create_app
 from lazydecode.server.context import ServerContext
 from lazydecode.server.doorway import Doorway
 from lazydecode.server.loading import load_context
+from lazydecode.server.membership import Member
 from lazydecode.server.stopping import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -32,23 +34,28 @@ async def serve(
     settings: Settings,
     listener: socket.socket,
     *,
-    child: Child | None,
-    on_ready: Callable[[str], None] | None,
+    child: Child | None = None,
+    member: Member | None = None,
+    on_ready: Callable[[Sequence[str]], None],
 ) -> None:
-    """Serve `model` until SIGINT or SIGTERM.
+    """Serve `model` until SIGINT or SIGTERM; in a worker until SIGTERM.
 
     Args:
         model: Local folder or hub id.
         settings: What to serve and how.
         listener: Bound.
         child: An engine process that waits for us, if there is.
-        on_ready: Called with the server's base URL once it answers.
+        member: Connection to the supervisor, in a worker.
+        on_ready: Called with the names of the model once requests are served.
 
     Raises:
         LazyDecodeError: If the model cannot be loaded.
     """
     stop = StopSignals(
-        settings.shutdown_grace, on_abandon=lambda: None if child is None else child.kill()
+        settings.shutdown_grace,
+        on_abandon=lambda: None if child is None else child.kill(),
+        # Ctrl-C reaches the supervisor too, which sends SIGTERM.
+        numbers=(signal.SIGTERM,) if member is not None else (signal.SIGINT, signal.SIGTERM),
     )
     door = Doorway()
     server = _Server(
@@ -67,7 +74,9 @@ async def serve(
     with stop:
         answering = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         try:
-            context = await _until_stopped(stop, lambda: load_context(model, settings, child=child))
+            context = await _until_stopped(
+                stop, lambda: load_context(model, settings, child=child, member=member)
+            )
             # Closing a starting engine ends it, so this may be cancelled.
             starting = asyncio.create_task(_enter(context), name="start-engine")
             stop.on_first = starting.cancel
@@ -78,7 +87,7 @@ async def serve(
                 return
             async with running:
                 door.open(create_app(context, runs_context=False))
-                await _until_stopping(server, stop, context, listener, on_ready)
+                await _until_stopping(server, stop, lambda: on_ready(context.model_names))
                 await _finish(server, answering)
         finally:
             await _finish(server, answering)
@@ -92,15 +101,9 @@ async def _enter(context: ServerContext) -> contextlib.AsyncExitStack:
 
 
 async def _until_stopping(
-    server: uvicorn.Server,
-    stop: StopSignals,
-    context: ServerContext,
-    listener: socket.socket,
-    on_ready: Callable[[str], None] | None,
+    server: uvicorn.Server, stop: StopSignals, on_ready: Callable[[], None]
 ) -> None:
     """Say that requests are served; return when no more shall be."""
-    host, port = listener.getsockname()[:2]
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     stop.on_first = lambda: logger.info(
         "stopping: running requests may finish; a second signal ends them"
     )
@@ -109,9 +112,7 @@ async def _until_stopping(
         return
     while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
         await asyncio.sleep(0.01)
-    logger.info("serving %s at %s", ", ".join(context.model_names), url)
-    if on_ready is not None:
-        on_ready(url)
+    on_ready()
     await stop.wait()
 
 

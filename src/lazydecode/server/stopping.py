@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 logger = logging.getLogger(__name__)
@@ -25,9 +25,17 @@ class StopSignals:
     Args:
         grace_s: How long requests may go on after the first signal.
         on_abandon: Called right before the process is ended at once, on any thread.
+        numbers: The signals.
     """
 
-    def __init__(self, grace_s: float, *, on_abandon: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        grace_s: float,
+        *,
+        on_abandon: Callable[[], object],
+        numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    ) -> None:
+        self._numbers = numbers
         self._grace_s = grace_s
         self._on_abandon = on_abandon
         self._event = asyncio.Event()
@@ -56,14 +64,14 @@ class StopSignals:
 
     def __enter__(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._numbers:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def __exit__(self, *exc_info: object) -> None:
         if self._watchdog is not None:
             self._watchdog.cancel()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in self._numbers:
             loop.remove_signal_handler(number)
 
     def _on_signal(self, number: int) -> None:

@@ -14,10 +14,11 @@ from lazydecode.server.metrics import CONTENT_TYPE
 
 
 async def health(context: ServerContext, exchange: Exchange) -> None:
-    """200 while requests are served; 503 while the engine is away."""
-    alive = context.engine.is_alive
-    status = "ok" if alive else "the engine is being restarted"
-    await exchange.answer_json(200 if alive else 503, {"status": status})
+    """200 while requests are served; 503 while the engine or a worker is away."""
+    healthy = context.is_healthy
+    part = "a worker" if context.engine.is_alive else "the engine"
+    status = "ok" if healthy else f"{part} is being restarted"
+    await exchange.answer_json(200 if healthy else 503, {"status": status})
 
 
 async def version(context: ServerContext, exchange: Exchange) -> None:
@@ -27,7 +28,7 @@ async def version(context: ServerContext, exchange: Exchange) -> None:
 
 async def metrics(context: ServerContext, exchange: Exchange) -> None:
     """Prometheus' text form; built on a thread, since it takes some milliseconds."""
-    text = await asyncio.to_thread(context.metrics.render)
+    text = await asyncio.to_thread(context.render_metrics)
     await exchange.answer(200, text, content_type=CONTENT_TYPE)
 
 

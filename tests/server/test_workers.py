@@ -1,0 +1,110 @@
+"""Several worker processes: both answer, and nothing that is killed stops the others."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.builders import make_jpeg
+from tests.server.command import Process, lazydecode
+from tests.server.harness import data_url, image, request, text
+
+WAIT_S = 120.0
+
+
+def children(server: Process) -> dict[str, psutil.Process]:
+    """The server's processes below the first one, by name."""
+    found = psutil.Process(server.process.pid).children(recursive=True)
+    return {child.name(): child for child in found if child.status() != psutil.STATUS_ZOMBIE}
+
+
+def metric(url: str, name: str, labels: str = "") -> float:
+    """A sample over all workers; 0 if there is none."""
+    written = httpx.get(f"{url}/metrics", timeout=WAIT_S).text
+    found = re.search(rf"^lazydecode_{name}{re.escape(labels)} (\S+)$", written, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def wait_healthy(url: str, num_processes: int, server: Process) -> None:
+    """Return when all workers serve."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        # Whichever worker answers knows of all.
+        if len(children(server)) == num_processes and all(
+            httpx.get(f"{url}/health", timeout=WAIT_S).status_code == 200 for _ in range(4)
+        ):
+            return
+        time.sleep(0.05)
+    raise AssertionError(server.output)
+
+
+@pytest.mark.slow
+def test_workers_share_a_port_and_an_engine_and_are_replaced(
+    tiny_model: Callable[..., Path],
+) -> None:
+    model = str(tiny_model("qwen2_5_vl"))
+    body = request(image(data_url(make_jpeg())), text("x"), max_tokens=2, temperature=0)
+    with lazydecode("serve", model, "--port", "0", "--workers", "2") as server:
+        url = server.read_until(r"serving .* at (http://\S+)")
+        wait_healthy(url, 3, server)
+        first = children(server)
+        assert set(first) == {"lazydecode-0", "lazydecode-1", "lazydecode-eng"}
+        answers: set[str] = set()
+        count = 0
+
+        def ask(number: int) -> None:
+            nonlocal count
+            for _ in range(number):  # each over a connection of its own
+                answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT_S)
+                assert answer.status_code == 200, answer.text
+                answers.add(answer.json()["choices"][0]["message"]["content"])
+                count += 1
+
+        def requests_answered() -> float:
+            return metric(url, "requests_total", '{route="chat",status="200"}')
+
+        def misses() -> float:
+            return metric(url, "items_total", '{modality="image",outcome="miss"}')
+
+        ask(16)
+        # Each worker met the item once, whichever of them is asked.
+        assert misses() == metric(url, "cache_entries", '{cache="sender"}') == 2
+        assert requests_answered() == count
+
+        first["lazydecode-0"].kill()
+        psutil.wait_procs([first["lazydecode-0"]], timeout=30)
+        wait_healthy(url, 3, server)
+        second = children(server)
+        assert second["lazydecode-1"].pid == first["lazydecode-1"].pid
+        assert second["lazydecode-eng"].pid == first["lazydecode-eng"].pid
+        ask(8)
+        assert requests_answered() == count  # what the dead one had counted is in it
+
+        second["lazydecode-eng"].kill()
+        ask(8)  # a delay, and nothing else
+        wait_healthy(url, 3, server)
+        third = children(server)
+        assert third["lazydecode-eng"].pid != first["lazydecode-eng"].pid
+        assert metric(url, "engine_up") == 1
+        assert len(answers) == 1
+        assert server.end(signal.SIGTERM) == 0
+        assert not any(child.is_running() for child in third.values())
+        assert "Traceback" not in server.output
+        for worker in ("worker-0", "worker-1"):
+            assert re.search(rf"{worker}\[\d+\] .*request .* chat 200", server.output)
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_start_say_why_once(tiny_model: Callable[..., Path]) -> None:
+    model = str(tiny_model("qwen2_5_vl", weights=False))
+    with lazydecode("serve", model, "--port", "0", "--workers", "2") as server:
+        assert server.end() == 1
+        assert len(re.findall(r"^Error: the engine cannot start", server.output, re.MULTILINE)) == 1
+        assert "Traceback" not in server.output
