@@ -196,6 +196,11 @@ class Settings(BaseSettings):
         description="Hand over uint8 patches and leave rescale and normalize to the engine, for "
         "families where that is proven exact.",
     )
+    proof_cache: Path | None = Field(
+        None,
+        description="Folder that keeps what was proven of a processor from start to start; none "
+        "given: it is proven at each start.",
+    )
     engine: Literal["transformers", "none"] = Field(
         "transformers", description="none: render only, no weights."
     )

@@ -78,6 +78,12 @@ def test_workers_share_a_port_and_an_engine_and_are_replaced(
         assert misses() == metric(url, "cache_entries", '{cache="sender"}') == 2
         assert requests_answered() == count
 
+        assert httpx.post(f"{url}/reset_mm_cache", timeout=WAIT_S).status_code == 200
+        deadline = time.monotonic() + WAIT_S
+        while metric(url, "cache_entries", '{cache="sender"}') and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert metric(url, "cache_entries", '{cache="sender"}') == 0
+
         first["lazydecode-0"].kill()
         psutil.wait_procs([first["lazydecode-0"]], timeout=30)
         wait_healthy(url, 3, server)

@@ -324,6 +324,8 @@ class EngineClient:
     def _restart(self) -> _Link | None:
         """Start processes until one is ready; None once the client is closed."""
         backoff_s = 0.5
+        # We can hear of a shared engine's death before its owner does, and be led to it again.
+        forgiven = 0 if self._broker is None else 1
         while not self._closing.is_set():
             try:
                 process = self._spawn()
@@ -331,7 +333,9 @@ class EngineClient:
                 if self._closing.is_set():
                     return None
                 logger.error("%s; trying again in %.1f s", exc, backoff_s)
-                self._suspend("the engine process went away and could not be started again")
+                if not forgiven:
+                    self._suspend("the engine process went away and could not be started again")
+                forgiven = max(0, forgiven - 1)
                 self._closing.wait(backoff_s)
                 backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
             else:

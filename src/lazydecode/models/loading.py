@@ -17,7 +17,8 @@ from lazydecode.models.chunks import proven_splitter
 from lazydecode.models.containers import container_reader
 from lazydecode.models.embeds import embed_tokens, named_ids
 from lazydecode.models.expansion import PromptExpander
-from lazydecode.models.family import Family, Proof
+from lazydecode.models.family import Family
+from lazydecode.models.findings import Findings, FindingsStore, file_name
 from lazydecode.models.fingerprint import describe_processor, fingerprint
 from lazydecode.models.generic import GenericMultiModalProcessor, GenericProcessingInfo
 from lazydecode.models.item import ItemProcessor
@@ -48,18 +49,6 @@ from lazydecode.processing.context import (
 from lazydecode.processing.processor import BaseMultiModalProcessor
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What loading found out about a family by running its processor."""
-
-    facts: FamilyFacts
-    proof: Proof
-    plans: Mapping[str, PixelPlan]
-    embed_ids: Mapping[str, frozenset[int]]
-    seconds: float = 0.0
-    """Time that finding it out took."""
 
 
 _findings: dict[str, Findings] = {}
@@ -301,7 +290,17 @@ def _load_multimodal(
     )
     named = {m: sorted(named_ids(config, m)) for m in MODALITIES}
     mark = fingerprint({**description, "template": chat.template, "embeds": named})
-    found = _find_out(mark, call, chat, record, config, settings.raw_pixels)
+    folder = settings.proof_cache
+    found = _find_out(
+        mark,
+        call,
+        chat,
+        record,
+        config,
+        settings.raw_pixels,
+        store=None if folder is None else FindingsStore(folder),
+        name=file_name(mark, processor, tokenizer, record),
+    )
     if found.proof.mode == "unproven":
         logger.error("%s: media are refused: %s", model, found.proof.difference)
     elif found.proof.difference:
@@ -366,10 +365,15 @@ def _find_out(
     record: FamilyRecord,
     config: Any,
     raw_pixels: bool,
+    *,
+    store: FindingsStore | None,
+    name: str | None,
 ) -> Findings:
-    """Return the findings for a fingerprint; found out once per process."""
+    """Return the findings for a fingerprint; found out once per process, or once per store."""
     with _findings_lock:
         known = _findings.get(mark)
+    if known is None and store is not None and name is not None:
+        known = store.load(name)
     if known is not None:
         return known
     start = time.perf_counter()
@@ -382,6 +386,8 @@ def _find_out(
     found = Findings(facts, proof, plans, embed_ids, time.perf_counter() - start)
     with _findings_lock:
         _findings[mark] = found
+    if store is not None and name is not None:
+        store.save(name, found)
     return found
 
 

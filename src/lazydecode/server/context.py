@@ -14,7 +14,8 @@ from lazydecode.engine.protocol import Engine
 from lazydecode.engine.wire import DTYPES
 from lazydecode.models.loading import ModelFrontend
 from lazydecode.renderers.base import BaseRenderer
-from lazydecode.server.membership import Member
+from lazydecode.renderers.caches import ClearedCaches
+from lazydecode.server.membership import Clear, Member
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.queueing import RequestQueue
 from lazydecode.server.samples import sum_up, write_samples
@@ -60,6 +61,15 @@ class ServerContext:
             return self.metrics.render()
         return write_samples(sum_up([self.metrics.read(), self.member.ask_others()]))
 
+    async def clear_caches(self) -> ClearedCaches:
+        """Empty the caches of all workers; returns what this one's held."""
+        if self.member is not None:
+            self.member.say(Clear())
+        return await self._clear_own()
+
+    async def _clear_own(self) -> ClearedCaches:
+        return await self.renderer.clear_caches(self.engine.clear_cache)
+
     @property
     def max_model_len(self) -> int | None:
         """Longest prompt plus answer in tokens, if known."""
@@ -78,6 +88,11 @@ class ServerContext:
         try:
             self.engine.on_restart(lambda: self.renderer.forget_engine(self.engine.clear_cache))
             await self.engine.start()
+            if self.member is not None:
+                loop = asyncio.get_running_loop()
+                self.member.on_clear = lambda: asyncio.run_coroutine_threadsafe(
+                    self._clear_own(), loop
+                )
             if self.settings.warmup:
                 self.renderer.warm_up.start()
             watch = asyncio.create_task(self.metrics.watch_loop(), name="watch-loop")

@@ -62,6 +62,10 @@ class Group(_Form, frozen=True):
     is_complete: bool
 
 
+class Clear(_Form, frozen=True):
+    """Worker, and supervisor to the others: empty the caches."""
+
+
 class Ask(_Form, frozen=True):
     """Worker: what are the others' metrics? Supervisor: what are yours?"""
 
@@ -75,7 +79,7 @@ class Tell(_Form, frozen=True):
     families: list[Family]
 
 
-Message = Attach | Attached | Serving | Failed | Group | Ask | Tell
+Message = Attach | Attached | Serving | Failed | Group | Clear | Ask | Tell
 _DECODER: Final = msgspec.json.Decoder(Message)
 
 
@@ -146,11 +150,13 @@ class Member:
         """Whether all workers serve, as far as the supervisor said."""
         self.read_own: Callable[[], list[Family]] = list
         """Returns this worker's metrics."""
+        self.on_clear: Callable[[], object] = lambda: None
+        """Called, on the reading thread, when the caches shall be emptied."""
         threading.Thread(target=self._read, name="lazydecode-member", daemon=True).start()
 
     # -- what the worker says
 
-    def say(self, message: Serving | Failed) -> None:
+    def say(self, message: Serving | Failed | Clear) -> None:
         """Tell the supervisor; nothing if it is gone."""
         try:
             self._send(message)
@@ -218,6 +224,8 @@ class Member:
                     self._attaching = None
             case Group(is_complete):
                 self.is_complete = is_complete
+            case Clear():
+                self.on_clear()
             case Ask(number):
                 self._answer(number)
             case Tell(number, families):

@@ -158,12 +158,15 @@ class Supervisor:
             own.append(self._engine.control.fileno())
         return [fd for fd in own if fd >= 0]
 
-    def _reap(self) -> None:
+    def _reap_engine(self) -> None:
         engine = self._engine
         if engine is not None and (status := engine.poll()) is not None:
             logger.error("engine process %d ended (%s)", engine.pid, _describe(status))
             engine.control.close()
             self._engine = None  # the next one is started when a worker asks for it
+
+    def _reap(self) -> None:
+        self._reap_engine()
         for worker in list(self._workers.values()):
             status = worker.child.poll()
             if status is not None:
@@ -228,6 +231,9 @@ class Supervisor:
                 self._backoff_s.pop(worker.number, None)
             case membership.Failed(reason):
                 worker.reason = reason
+            case membership.Clear():
+                for other in [w for w in self._workers.values() if w is not worker]:
+                    self._send(other, message)
             case membership.Ask(number):
                 self._ask(worker, number)
             case membership.Tell(_, families):
@@ -251,17 +257,28 @@ class Supervisor:
         descriptors, worker.inbox.descriptors[:count] = worker.inbox.descriptors[:count], []
         pid = 0
         try:
-            engine = self._engine or self._start_engine()
             with socket.socket(fileno=os.dup(descriptors[0])) as channel:
                 memory = (descriptors[1], memory_bytes) if memory_bytes else None
-                attach_front_end(engine.control, channel, memory)
-            pid = engine.pid
+                pid = self._hand_over(channel, memory)
         except OSError as exc:
             logger.warning("worker %d gets no engine: %s", worker.number, exc)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
         self._send(worker, membership.Attached(pid))
+
+    def _hand_over(self, channel: socket.socket, memory: tuple[int, int] | None) -> int:
+        """Attach a worker to the engine that runs, or to a new one; returns its process id."""
+        if self._engine is not None:
+            try:
+                attach_front_end(self._engine.control, channel, memory)
+                return self._engine.pid
+            except OSError:  # it has died a moment ago
+                self._engine.wait(_ENGINE_EXIT_S)
+                self._reap_engine()
+        engine = self._engine or self._start_engine()
+        attach_front_end(engine.control, channel, memory)
+        return engine.pid
 
     def _start_engine(self) -> Child:
         self._engine = ForkedChild(

@@ -33,8 +33,11 @@ async def metrics(context: ServerContext, exchange: Exchange) -> None:
 
 
 async def reset_mm_cache(context: ServerContext, exchange: Exchange) -> None:
-    """Empty the caches of processed items, the engine's too; answer what they held."""
-    cleared = await context.renderer.clear_caches(context.engine.clear_cache)
+    """Empty the caches of processed items, the engine's too; answer what they held.
+
+    All workers do; what the answer says is what the one held that gives it.
+    """
+    cleared = await context.clear_caches()
     await exchange.answer_json(200, {"cleared": asdict(cleared)})
 
 
