@@ -111,6 +111,7 @@ def test_workers_share_a_port_and_an_engine_and_are_replaced(
 def test_workers_that_cannot_start_say_why_once(tiny_model: Callable[..., Path]) -> None:
     model = str(tiny_model("qwen2_5_vl", weights=False))
     with lazydecode("serve", model, "--port", "0", "--workers", "2") as server:
+        server.read_until("Error: ")
         assert server.end() == 1
         assert len(re.findall(r"^Error: the engine cannot start", server.output, re.MULTILINE)) == 1
         assert "Traceback" not in server.output
