@@ -28,6 +28,11 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
         "",
         "Show what media files or a model folder say about themselves.",
     ),
+    "transcribe": (
+        "lazydecode.cli.transcribe:transcribe",
+        "serve",
+        "Write down what is said in a recording, without a server.",
+    ),
     "make-model": (
         "lazydecode.tiny_models.command:make_model",
         "processing",

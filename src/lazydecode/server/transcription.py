@@ -83,6 +83,13 @@ class Transcription:
         self._is_cut_first = False
         self._language: str | None = None
         self._text = ""
+        self.done_s = 0.0
+        """Duration of the pieces that are done."""
+
+    @property
+    def duration_s(self) -> float:
+        """Duration of the recording."""
+        return self._plan.duration_s
 
     async def deltas(self) -> AsyncGenerator[str]:
         """Yield the transcript piece by piece; leaving early ends all that runs for it.
@@ -206,6 +213,7 @@ class Transcription:
                 for other in self._queues:
                     other.put_nowait(exc)
                 return
+        self.done_s += piece.stop_s - piece.start_s
         queue.put_nowait(None)
         self._context.metrics.transcribed_seconds.inc(piece.stop_s - piece.start_s)
         logger.info(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from lazydecode.errors import ValidationError
@@ -38,6 +38,10 @@ class TranscriptionForm:
     """Most tokens per piece of the recording."""
     cache_salt: str | None = None
     speech: SpeechRequest = field(default_factory=SpeechRequest)
+
+    def translated(self) -> TranscriptionForm:
+        """Return the same request for an answer in English."""
+        return replace(self, speech=replace(self.speech, task="translate"))
 
 
 def parse_form(fields: Sequence[tuple[str, str]], task: Task) -> TranscriptionForm:

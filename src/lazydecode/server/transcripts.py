@@ -131,6 +131,14 @@ class Transcript:
             "usage": self.usage(),
         }
 
+    def to_text(self, kind: str) -> tuple[str, str]:
+        """Return a form that is not JSON (`srt`, `vtt`, else plain), and its content type."""
+        if kind == "srt":
+            return self.to_srt(), "application/x-subrip; charset=utf-8"
+        if kind == "vtt":
+            return self.to_vtt(), "text/vtt; charset=utf-8"
+        return f"{self.text}\n", "text/plain; charset=utf-8"
+
     def to_srt(self) -> str:
         """SubRip subtitles."""
         blocks = [
