@@ -164,6 +164,11 @@ class Settings(BaseSettings):
         description="Longest time in which a request must be rendered, fetching included, "
         "seconds; then 504. None given: no limit.",
     )
+    enable_mm_embeds: bool = Field(
+        False,
+        description="Take embeddings in the place of media (image_embeds, video_embeds, "
+        "audio_embeds); only from clients that are trusted to compute them.",
+    )
     request_kwargs: bool = Field(
         True, description="Take media_io_kwargs and mm_processor_kwargs of a request."
     )

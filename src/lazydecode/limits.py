@@ -62,6 +62,8 @@ class DecodeLimits:
     max_audio_clip_bytes: int = 25 * MIB
     max_audio_duration_s: float = 600.0
     max_audio_decoded_bytes: int = 256 * MIB
+    max_embedding_bytes: int = 256 * MIB
+    """Bytes of one embedding that came as a sparse tensor, once it is dense."""
     max_video_frames: int = 2048
     """Frames that one video item may keep after sampling."""
     max_video_decoded_bytes: int = 4096 * MIB

@@ -29,6 +29,7 @@ def chat_server(tiny_model: Callable[..., Path], shared_origin: Origin) -> Itera
         served_model_name=("tiny",),
         allowed_private_networks=(shared_origin.netloc,),
         max_model_len=4096,
+        enable_mm_embeds=True,
         image_fetch_timeout=3.0,
         media_fetch_max_retries=2,
     ) as server:
@@ -70,5 +71,7 @@ deadline_server = _render_only("qwen2_5_vl", max_render_time=1.0, image_fetch_ti
 @pytest.fixture(scope="session")
 def audio_server(tiny_model: Callable[..., Path]) -> Iterator[Server]:
     """An audio-language model with its engine in a process of its own."""
-    with Server(tiny_model("qwen2_audio"), served_model_name=("tiny-audio",)) as server:
+    with Server(
+        tiny_model("qwen2_audio"), served_model_name=("tiny-audio",), enable_mm_embeds=True
+    ) as server:
         yield server

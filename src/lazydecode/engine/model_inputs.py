@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,6 +45,8 @@ class InputBuilder:
     """First token of the decoder, of a model that has an encoder as well; else None."""
     encoder_reads_text: bool = True
     token_types: TokenTypes = field(default_factory=TokenTypes)
+    embed: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """The model's embeddings of token ids."""
     pixel_plan: PixelPlan | None = None
 
     @classmethod
@@ -66,13 +68,17 @@ class InputBuilder:
             decoder_start=_decoder_start(model),
             encoder_reads_text=model.main_input_name == "input_ids",
             token_types=token_types or TokenTypes(),
+            embed=model.get_input_embeddings(),
             pixel_plan=pixel_plan,
         )
 
     def build(self, batch: Sequence[Generation]) -> dict[str, Any]:
         """Return the inputs for the batch's prompts and outputs so far, on the device."""
         inputs = self._text(batch) if self.decoder_start is None else self._two_texts(batch)
-        inputs |= self._join([item for generation in batch for item in generation.items])
+        items = [item for generation in batch for item in generation.items]
+        inputs |= self._join([item for item in items if not _embeds_of(item)])
+        if any(map(has_embeddings, batch)):
+            inputs |= self._given(batch, inputs["input_ids"])
         if _SOUND_OPTION in self.parameters:
             inputs[_SOUND_OPTION] = any(map(has_sound_in_video, batch))
         return {name: self._place(value) for name, value in inputs.items()}
@@ -129,6 +135,30 @@ class InputBuilder:
             joined |= join_items(parts)
         return joined
 
+    def _given(
+        self, batch: Sequence[Generation], input_ids: torch.Tensor
+    ) -> dict[str, NestedTensors]:
+        """Return the embeddings of all tokens, with those that requests brought at their places."""
+        assert self.embed is not None
+        with torch.no_grad():
+            rows = self.embed(input_ids.to(self.device)).clone()
+        grids: list[PlacedItem] = []
+        for row, generation in zip(rows, batch, strict=True):
+            start = len(row) - len(generation.token_ids)
+            for item in generation.items:
+                name = _embeds_of(item)
+                if not name:
+                    continue
+                place = item.place
+                span = row[start + place.offset : start + place.offset + place.length]
+                given = item.tensors[name].data
+                assert isinstance(given, torch.Tensor)
+                mask = slice(None) if place.is_embed is None else torch.from_numpy(place.is_embed)
+                span[mask] = given.to(self.device, self.dtype)
+                rest = {key: elem for key, elem in item.tensors.items() if key != name}
+                grids.append(PlacedItem(item.modality, MultiModalKwargsItem(rest), place))
+        return {"inputs_embeds": rows, **self._join(grids)}
+
     def _cast(self, elem: MultiModalFieldElem) -> MultiModalFieldElem:
         """Give floating-point tensors the model's dtype; what stays on the CPU is metadata."""
         if elem.field.keep_on_cpu:
@@ -141,6 +171,17 @@ class InputBuilder:
         if isinstance(value, list):
             return [self._place(part) for part in value]
         return value
+
+
+def _embeds_of(item: PlacedItem) -> str:
+    """Return the name of the embeddings that an item came as; empty if it did not."""
+    name = f"{item.modality}_embeds"
+    return name if name in item.tensors else ""
+
+
+def has_embeddings(generation: Generation) -> bool:
+    """Whether an item of the prompt came as embeddings."""
+    return any(map(_embeds_of, generation.items))
 
 
 def has_sound_in_video(generation: Generation) -> bool:

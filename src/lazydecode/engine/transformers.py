@@ -20,6 +20,7 @@ from lazydecode.engine.generation import Generation
 from lazydecode.engine.loading import describe_model, load_model
 from lazydecode.engine.model_inputs import (
     InputBuilder,
+    has_embeddings,
     has_sound_in_video,
     item_shapes,
     joins_across_requests,
@@ -106,8 +107,10 @@ class TransformersRunner:
                 None if self._mixes_shapes else item_shapes(generation),
                 padded_sound_shapes(generation),
                 len(generation.token_ids) if self._batches_equals else None,
-                # The forward takes one word on sound in videos for the whole batch.
+                # The forward takes one word on sound in videos for the whole batch, and
+                # embeddings of all its tokens or of none.
                 has_sound_in_video(generation),
+                has_embeddings(generation),
             )
             kinds.setdefault(key, []).append(generation)
         return alone + [group for kind in kinds.values() for group in _of_similar_length(kind)]

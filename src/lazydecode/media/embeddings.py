@@ -1,9 +1,9 @@
-"""Embeddings as media: `.npy` and safetensors files become arrays, and nothing in them runs.
+"""Embeddings as media: `.npy`, safetensors and torch files become arrays, and nothing in them runs.
 
 Only plain numbers are accepted. What a file states about shape and type is checked against the
-bytes that are there before anything is allocated; pickles (object arrays, `.npz`, files written
-by `torch.save`) are refused. Values that are not finite are refused: one of them in the prompt
-turns every later token into noise, for all requests of a batch.
+bytes that are there before anything is allocated; object arrays and `.npz` are refused, and of
+what `torch.save` writes only plain tensors are read. Values that are not finite are refused: one
+of them in the prompt turns every later token into noise, for all requests of a batch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from lazydecode.errors import CorruptMediaError, ValidationError
+from lazydecode.limits import DecodeLimits
 from lazydecode.media.base import DecodeSpec, MediaIO, decode_base64
 from lazydecode.media.faults import corrupt_on_failure
+from lazydecode.media.torch_file import load_torch
 
 __all__ = ["EMBEDDING_DECODER", "EmbeddingMediaIO", "Embeddings", "load_npy", "load_safetensors"]
 
@@ -29,7 +31,7 @@ EMBEDDING_DECODER: Final = "embeddings/1"
 changes the keys."""
 
 Embeddings: TypeAlias = NDArray[Any] | dict[str, NDArray[Any]]
-"""One array of a `.npy` file, or the named arrays of a safetensors file."""
+"""One array, or the named arrays of a safetensors or torch file."""
 
 _FAILED: Final = "Failed to load embeddings"
 _MAX_DIMENSIONS: Final = 8
@@ -55,13 +57,20 @@ class EmbeddingMediaIO(MediaIO[Embeddings]):
     """Loads embeddings; the format goes by the bytes alone.
 
     Args:
+        limits: What one decode may produce: only a sparse tensor can grow.
         kwargs: No option is known; all are part of the key.
 
     Raises:
         ValidationError: If an option is not a JSON value.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        limits: DecodeLimits = DecodeLimits(),  # noqa: B008  # frozen
+        **kwargs: Any,
+    ) -> None:
+        self._limits = limits
         try:
             self._spec = DecodeSpec({**kwargs, "decoder": EMBEDDING_DECODER})
         except (TypeError, ValueError) as exc:
@@ -75,17 +84,26 @@ class EmbeddingMediaIO(MediaIO[Embeddings]):
         """Return the arrays in `data`: writable copies in native byte order.
 
         Raises:
-            CorruptMediaError: If it is neither `.npy` nor safetensors, holds anything but
-                finite plain numbers, or its size is not what it states.
+            CorruptMediaError: If it is neither `.npy` nor safetensors nor of `torch.save`, holds
+                anything but finite plain numbers, or its size is not what it states.
         """
         with corrupt_on_failure(_FAILED):
             if data.startswith(npy_format.MAGIC_PREFIX):
                 return load_npy(data)
             if data[8:9] == b"{":
                 return load_safetensors(data)
-            found = "it is a zip archive (.npz, or written by torch.save)"
-            found = found if data.startswith(b"PK") else "the format is not recognised"
-            raise CorruptMediaError(f"{_FAILED}: {found}; accepted are .npy and safetensors")
+            if data.startswith(b"PK"):
+                return self._load_torch(data)
+            raise CorruptMediaError(
+                f"{_FAILED}: the format is not recognised; accepted are .npy, safetensors and "
+                "tensors of torch.save"
+            )
+
+    def _load_torch(self, data: bytes) -> Embeddings:
+        loaded = load_torch(data, max_dense_bytes=self._limits.max_embedding_bytes)
+        if not isinstance(loaded, dict):
+            return _checked_copy(loaded)
+        return {name: _checked_copy(array) for name, array in loaded.items()}
 
     def load_base64(self, media_type: str, data: str) -> Embeddings:
         """Load from base64 text; the media type is not looked at."""

@@ -23,10 +23,12 @@ from lazydecode.models.chunks import (
     texts_of_items,
 )
 from lazydecode.models.containers import ContainerReader
+from lazydecode.models.data_parser import GenericDataParser
+from lazydecode.models.embedding_inputs import ItemEmbeddings, embeds_name, kwargs_item
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.family import Family, Sketch
 from lazydecode.models.header_only import video_shape
-from lazydecode.models.item import shape_of
+from lazydecode.models.item import ProcessedItem, shape_of
 from lazydecode.parse import (
     MultiModalDataItems,
     MultiModalDataParser,
@@ -40,14 +42,6 @@ from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
 
 
-class GenericDataParser(MultiModalDataParser):
-    """Parses media for any family: videos keep their metadata where they have any."""
-
-    def _split_video(self, video: Any) -> Any:
-        frames, metadata = video if isinstance(video, tuple) else (video, None)
-        return frames if metadata is None else (frames, metadata)
-
-
 class GenericProcessingInfo(BaseProcessingInfo):
     """What the probes of a family say about its media.
 
@@ -55,6 +49,7 @@ class GenericProcessingInfo(BaseProcessingInfo):
         ctx: The model.
         max_items: Modality -> items per request that the family takes; None: any number.
         sampling_rate: Rate in Hz that its audio processor takes; None: it has none.
+        embeddings: Which embeddings it takes in the place of media; None: none.
         containers: What reads videos for a family that opens them itself; else None.
     """
 
@@ -64,12 +59,14 @@ class GenericProcessingInfo(BaseProcessingInfo):
         *,
         max_items: Mapping[str, int | None],
         sampling_rate: int | None,
+        embeddings: ItemEmbeddings | None = None,
         containers: ContainerReader | None = None,
     ) -> None:
         super().__init__(ctx)
         self._containers = containers
         self._max_items = dict(max_items)
-        self._parser = GenericDataParser(target_sr=sampling_rate, video_needs_metadata=True)
+        self.embeddings = embeddings
+        self._parser = GenericDataParser(sampling_rate, embeddings)
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Return the limits that the probes found."""
@@ -199,7 +196,11 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         options: Mapping[str, Any],
     ) -> Sketch | None:
         if not isinstance(items, ProcessorBatchItems):
-            return None
+            given = self._embeddings(modality, items, position)
+            small = {
+                n: e for n, e in given.kwargs.items() if getattr(e.field, "keep_on_cpu", False)
+            }
+            return Sketch(given.text, MultiModalKwargsItem(small))
         item = items.get_raw(position)
         if item is None:
             return None
@@ -236,16 +237,25 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
             outputs[modality] = []
             for position in range(items.get_count()):
                 if not isinstance(items, ProcessorBatchItems):
-                    raise InvalidRequestError(
-                        f"{modality} embeddings are not taken by this model", modality=modality
+                    processed = self._embeddings(modality, items, position)
+                else:
+                    origin, _ = items.get_client_position(position)
+                    is_chunk = modality == VISION_CHUNK and origin == "video"
+                    processed = self.family.process(
+                        origin, items.get(position), for_chunk(options) if is_chunk else options
                     )
-                origin, _ = items.get_client_position(position)
-                is_chunk = modality == VISION_CHUNK and origin == "video"
-                processed = self.family.process(
-                    origin, items.get(position), for_chunk(options) if is_chunk else options
-                )
                 outputs[modality].append(ItemOutput(processed.kwargs, (processed.text,)))
         return outputs
+
+    def _embeddings(self, modality: str, items: Any, position: int) -> ProcessedItem:
+        """Return tensors and text of an item that came as embeddings: as many placeholders as
+        it has tokens."""
+        item = items.get(position)
+        name = embeds_name(modality)
+        tensors = dict(item) if isinstance(item, Mapping) else {name: item}
+        placeholder = self.family.facts.modalities[modality].placeholder
+        text = self.family.tokenizer.collapse(placeholder * len(tensors[name]))
+        return ProcessedItem(kwargs_item(modality, tensors), ItemText(modality, text))
 
     def _finish_prompt(
         self,

@@ -15,6 +15,7 @@ from lazydecode.errors import InvalidRequestError
 from lazydecode.models import whisper
 from lazydecode.models.chunks import proven_splitter
 from lazydecode.models.containers import container_reader
+from lazydecode.models.embedding_inputs import ItemEmbeddings
 from lazydecode.models.embeds import embed_tokens, named_ids
 from lazydecode.models.expansion import PromptExpander
 from lazydecode.models.family import Family
@@ -95,6 +96,11 @@ class ModelFrontend:
     def is_cacheable(self) -> bool:
         """Whether the same item gives the same tensors each time."""
         return self.findings is None or self.findings.proof.reproducible
+
+    @property
+    def embeddings(self) -> ItemEmbeddings | None:
+        """Which embeddings the model takes in the place of media; None: none."""
+        return self.info.embeddings if isinstance(self.info, GenericProcessingInfo) else None
 
     @property
     def pairs_sound(self) -> bool:
@@ -314,7 +320,11 @@ def _load_multimodal(
     modalities = () if proof.mode == "unproven" else tuple(facts.modalities)
     max_items = {m: facts.modalities[m].max_items for m in modalities}
     info = GenericProcessingInfo(
-        ctx, max_items=max_items, sampling_rate=call.sampling_rate, containers=containers
+        ctx,
+        max_items=max_items,
+        sampling_rate=call.sampling_rate,
+        embeddings=ItemEmbeddings(processor, config),
+        containers=containers,
     )
     plan, disputed = merge_plans(list(found.plans.values()))
     raw = frozenset(

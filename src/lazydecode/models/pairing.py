@@ -56,6 +56,33 @@ def split_option(options: Mapping[str, Any]) -> tuple[dict[str, Any], bool | Non
     return rest, any(found) if found else None
 
 
+def choose_sounds(
+    request: Mapping[str, Any], server: Mapping[str, Any], *, has_video: bool, pairs_sound: bool
+) -> tuple[dict[str, Any], bool]:
+    """Return a request's other options, and whether its videos bring their sound.
+
+    Args:
+        request: Processor options of the request.
+        server: Those of all requests, for what the request does not say.
+        has_video: Whether the request has a video.
+        pairs_sound: Whether the model can take one with its sound.
+
+    Raises:
+        InvalidRequestError: If it cannot, or the option is neither true nor false.
+    """
+    rest, wanted = split_option(request)
+    if wanted is None:
+        wanted = split_option(server)[1]
+    wanted = bool(wanted and has_video)
+    if wanted and not pairs_sound:
+        raise InvalidRequestError(
+            f"mm_processor_kwargs: the model does not take the sound of a video with it "
+            f"({OPTIONS[0]})",
+            parameter="mm_processor_kwargs",
+        )
+    return rest, wanted
+
+
 class SoundPairing:
     """Writes the text of a video with its sound, by the family's own class. Threads share it.
 

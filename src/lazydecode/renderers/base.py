@@ -25,13 +25,13 @@ from typing import Any, Final, TypeVar
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
-from lazydecode.errors import InvalidRequestError, MissingMediaError
+from lazydecode.errors import MissingMediaError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
 from lazydecode.media.executor import MediaExecutor, yield_cpu
 from lazydecode.models.loading import ModelFrontend
-from lazydecode.models.pairing import split_option
+from lazydecode.models.pairing import choose_sounds
 from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
@@ -39,6 +39,7 @@ from lazydecode.renderers.both import both
 from lazydecode.renderers.caches import ClearedCaches, FrontendCaches, Purpose
 from lazydecode.renderers.chat import Conversation, check_item_counts, with_sounds
 from lazydecode.renderers.chunks import ChunkResolver
+from lazydecode.renderers.embeds import EmbeddingLoader, check_embeds
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
 from lazydecode.renderers.media import MediaFetcher, merge_media_io_kwargs
@@ -123,6 +124,13 @@ class BaseRenderer:
             max_wait_s=limits.max_wait_s,
         )
         self._fetcher = MediaFetcher(connector, frontend.info, limits=limits)
+        self._embeddings = EmbeddingLoader(
+            connector,
+            frontend.embeddings,
+            executor=executor.quick,
+            limits=settings.decode_limits,
+            request_limits=limits,
+        )
         chunks: ChunkResolver | None = None
         if frontend.mm_processor is not None and frontend.mm_processor.splitter is not None:
             chunks = ChunkResolver(frontend.mm_processor, executor)
@@ -195,6 +203,9 @@ class BaseRenderer:
                 that has too many items.
         """
         conversation = request.conversation
+        check_embeds(
+            conversation.embeds, conversation.media, enabled=self.settings.enable_mm_embeds
+        )
         check_item_counts(
             conversation.counts(),
             modalities=self.frontend.modalities,
@@ -204,7 +215,12 @@ class BaseRenderer:
             await self.on_tokenizer(
                 lambda: self.frontend.check_prompt_tokens(token_ids, conversation.counts())
             )
-        processor_kwargs, wants_sounds = self._split_option(request)
+        processor_kwargs, wants_sounds = choose_sounds(
+            request.mm_processor_kwargs,
+            self.settings.mm_processor_kwargs,
+            has_video="video" in conversation.counts(),
+            pairs_sound=self.frontend.pairs_sound,
+        )
         media = with_sounds(conversation.media) if wants_sounds else conversation.media
         media_io_kwargs = merge_media_io_kwargs(
             self.settings.media_io_kwargs, request.media_io_kwargs
@@ -213,11 +229,13 @@ class BaseRenderer:
             sorted({item.modality for item in media} | request.media_io_kwargs.keys()),
             media_io_kwargs,
         )
+        # Embeddings are not processed, so that no hit could spare anything.
+        skips_cache = request.skip_mm_cache or bool(conversation.embeds)
         with naming_videos(media):
             self.identities.find_held(
                 media,
                 self._options(request, processor_kwargs, media_io_kwargs),
-                self.caches.select(purpose, skip=request.skip_mm_cache),
+                self.caches.select(purpose, skip=skips_cache),
             )
         limit_s = self.settings.max_render_time
         deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
@@ -228,23 +246,25 @@ class BaseRenderer:
                         self._render_prompt(request, timeline),
                         self._fetcher.fetch_all(media, decoders, hold=hold, timeline=timeline),
                     )
-            job = Job(
-                request_id=request.request_id,
-                prompt=prompt,
-                items=items,
-                media_io_kwargs=media_io_kwargs,
-                mm_processor_kwargs=processor_kwargs,
-                cache_salt=request.cache_salt,
-                deadline=deadline,
-            )
 
             async def fetch_late() -> None:
                 await self._fetcher.fetch_late(items, decoders, hold=hold, timeline=timeline)
 
             try:
-                yield RenderedRequest(
-                    self, job, timeline, fetch_late, skips_cache=request.skip_mm_cache
+                with time_limit(deadline):
+                    async with asyncio.timeout_at(deadline):
+                        embeddings = await self._embeddings.load(conversation.embeds, hold=hold)
+                job = Job(
+                    request_id=request.request_id,
+                    prompt=prompt,
+                    items=items,
+                    media_io_kwargs=media_io_kwargs,
+                    embeddings=embeddings,
+                    mm_processor_kwargs=processor_kwargs,
+                    cache_salt=request.cache_salt,
+                    deadline=deadline,
                 )
+                yield RenderedRequest(self, job, timeline, fetch_late, skips_cache=skips_cache)
             finally:
                 for item in items:
                     item.release()
@@ -264,21 +284,6 @@ class BaseRenderer:
             cache_salt=request.cache_salt,
             processor_fingerprint=self.frontend.fingerprint,
         )
-
-    def _split_option(self, request: RenderRequest) -> tuple[Mapping[str, Any], bool]:
-        """Return the request's other processor options, and whether videos bring their sound."""
-        rest, wanted = split_option(request.mm_processor_kwargs)
-        if wanted is None:
-            wanted = split_option(self.settings.mm_processor_kwargs)[1]
-        if not request.conversation.counts().get("video"):
-            wanted = False
-        if wanted and not self.frontend.pairs_sound:
-            raise InvalidRequestError(
-                "mm_processor_kwargs: the model does not take the sound of a video with it "
-                "(use_audio_in_video)",
-                parameter="mm_processor_kwargs",
-            )
-        return rest, bool(wanted)
 
     async def clear_caches(self, clear_engine: Callable[[], None]) -> ClearedCaches:
         """Empty all caches of processed items, at one point of the order of requests.
@@ -324,7 +329,9 @@ class BaseRenderer:
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=request.continue_final_message,
             )
-            return rendered.text if conversation.media else self.frontend.tokenize_prompt(rendered)
+            if conversation.has_items:
+                return rendered.text
+            return self.frontend.tokenize_prompt(rendered)
 
         with timeline.stage("template"):
             return await self.on_tokenizer(render)
@@ -468,7 +475,7 @@ class RenderedRequest:
 
         started = time.perf_counter()
         try:
-            if not self._job.items:
+            if not (self._job.items or self._job.embeddings):
                 assert not isinstance(self._job.prompt, str)
                 # Without items no cache changes, so the order does not matter.
                 take(_text_input(self._job.prompt))

@@ -20,13 +20,15 @@ from lazydecode.renderers.messages import (
     InputAudio,
     MediaURL,
     ToolCall,
+    read_embeds,
     read_media_text,
     read_uuid,
 )
 from lazydecode.renderers.nesting import check_nesting, is_nested_too_deeply
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
-PART_TYPES: Final = ("text", "image_url", "video_url", "audio_url", "input_audio")
+_EMBEDS: Final = {"image_embeds": "image", "video_embeds": "video", "audio_embeds": "audio"}
+PART_TYPES: Final = ("text", "image_url", "video_url", "audio_url", "input_audio", *_EMBEDS)
 _MODALITIES: Final = {
     "image_url": "image",
     "video_url": "video",
@@ -61,16 +63,41 @@ class MediaRequest:
 
 
 @dataclass(slots=True)
+class EmbedsRequest:
+    """One part that holds embeddings in the place of media."""
+
+    modality: str
+    index: int
+    """Position among the request's items of this modality, from 0."""
+    where: str
+    """Path of the part in the request."""
+    sources: dict[str, str | memoryview]
+    """Tensor name -> URL or base64; under "" the source of one that has no name. Emptied as
+    soon as it was fetched."""
+
+    def __repr__(self) -> str:
+        return f"<EmbedsRequest {self.modality}[{self.index}] at {self.where}>"
+
+
+@dataclass(slots=True)
 class Conversation:
     """Messages in Hugging Face form, and the media that their parts name."""
 
     messages: list[dict[str, Any]]
     media: list[MediaRequest] = field(default_factory=list)
     """In message order."""
+    embeds: list[EmbedsRequest] = field(default_factory=list)
+    """In message order."""
+
+    @property
+    def has_items(self) -> bool:
+        """Whether anything but text is in it."""
+        return bool(self.media or self.embeds)
 
     def counts(self) -> dict[str, int]:
-        """Modality -> number of items."""
-        return dict(Counter(item.modality for item in self.media))
+        """Modality -> number of items, embeddings among them."""
+        media = Counter(item.modality for item in self.media)
+        return dict(media + Counter(item.modality for item in self.embeds))
 
 
 def parse_messages(messages: Sequence[ChatMessage]) -> Conversation:
@@ -86,7 +113,7 @@ def parse_messages(messages: Sequence[ChatMessage]) -> Conversation:
     counts: Counter[str] = Counter()
     for position, message in enumerate(messages):
         conversation.messages.append(
-            _parse_message(message, f"messages[{position}]", conversation.media, counts)
+            _parse_message(message, f"messages[{position}]", conversation, counts)
         )
     return conversation
 
@@ -182,7 +209,7 @@ def check_item_counts(
 
 
 def _parse_message(
-    message: ChatMessage, where: str, media: list[MediaRequest], counts: Counter[str]
+    message: ChatMessage, where: str, found: Conversation, counts: Counter[str]
 ) -> dict[str, Any]:
     if message.role not in ROLES:
         raise InvalidRequestError(
@@ -192,7 +219,7 @@ def _parse_message(
     parsed: dict[str, Any] = {
         # OpenAI's newer name of the same role; chat templates know the older one.
         "role": "system" if message.role == "developer" else message.role,
-        "content": _parse_content(message, where, media, counts),
+        "content": _parse_content(message, where, found, counts),
     }
     if message.name is not None:
         parsed["name"] = message.name
@@ -209,7 +236,7 @@ def _parse_message(
 
 
 def _parse_content(
-    message: ChatMessage, where: str, media: list[MediaRequest], counts: Counter[str]
+    message: ChatMessage, where: str, found: Conversation, counts: Counter[str]
 ) -> str | list[dict[str, Any]]:
     content = message.content
     if content is None:
@@ -219,13 +246,13 @@ def _parse_content(
     if isinstance(content, str):
         return content
     return [
-        _parse_part(part, f"{where}.content[{position}]", media, counts)
+        _parse_part(part, f"{where}.content[{position}]", found, counts)
         for position, part in enumerate(content)
     ]
 
 
 def _parse_part(
-    part: ContentPart, where: str, media: list[MediaRequest], counts: Counter[str]
+    part: ContentPart, where: str, found: Conversation, counts: Counter[str]
 ) -> dict[str, Any]:
     kind = part.type
     if kind in ("text", "refusal"):
@@ -235,6 +262,8 @@ def _parse_part(
         return {"type": "text", "text": text}
     if kind is None:
         raise InvalidRequestError(f"{where}.type is missing", parameter=f"{where}.type")
+    if kind in _EMBEDS:
+        return _parse_embeds(part, kind, where, found, counts)
     modality = _MODALITIES.get(kind)
     if modality is None:
         raise InvalidRequestError(
@@ -247,7 +276,26 @@ def _parse_part(
         raise exc.at(modality, counts[modality]) from exc.__cause__
     item.index = counts[modality]
     counts[modality] += 1
-    media.append(item)
+    found.media.append(item)
+    return {"type": modality}
+
+
+def _parse_embeds(
+    part: ContentPart, kind: str, where: str, found: Conversation, counts: Counter[str]
+) -> dict[str, Any]:
+    modality = _EMBEDS[kind]
+    index = counts[modality]
+    try:
+        if len(part.uuid):
+            raise InvalidRequestError(
+                f"{where}.uuid: embeddings have none, as no cache holds them",
+                parameter=f"{where}.uuid",
+            )
+        sources = read_embeds(getattr(part, kind), where=f"{where}.{kind}")
+    except InvalidRequestError as exc:
+        raise exc.at(modality, index) from exc.__cause__
+    found.embeds.append(EmbedsRequest(modality, index, where, sources))
+    counts[modality] += 1
     return {"type": modality}
 
 

@@ -60,6 +60,10 @@ class ContentPart(msgspec.Struct):
     video_url: MediaURL | str | None = None
     audio_url: MediaURL | str | None = None
     input_audio: InputAudio | None = None
+    image_embeds: msgspec.Raw = msgspec.Raw()
+    """Embeddings: a URL or base64, or an object of those by the names of the tensors."""
+    video_embeds: msgspec.Raw = msgspec.Raw()
+    audio_embeds: msgspec.Raw = msgspec.Raw()
     uuid: msgspec.Raw = msgspec.Raw()
     """The caller's identity of the media item."""
 
@@ -130,6 +134,33 @@ def read_uuid(raw: msgspec.Raw, *, where: str) -> str | None:
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in uuid):
         raise refuse("must not have control characters")
     return uuid
+
+
+def read_embeds(raw: msgspec.Raw, *, where: str) -> dict[str, str | memoryview]:
+    """Return the sources of an embeddings part by tensor name; one without a name under "".
+
+    Raises:
+        InvalidRequestError: If it is neither a string nor an object of strings, or empty.
+    """
+    view = memoryview(raw)
+    fields: dict[str, msgspec.Raw] = {"": raw}
+    if len(view) and view[0] == 0x7B:  # an opening brace
+        try:
+            fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError as exc:
+            raise InvalidRequestError(f"{where} is not a valid object", parameter=where) from exc
+        if "" in fields:
+            raise InvalidRequestError(f"{where} has a tensor without a name", parameter=where)
+    sources: dict[str, str | memoryview] = {}
+    for name, value in fields.items():
+        path = f"{where}.{name[:80]}" if name else where
+        source = read_media_text(value, where=path)
+        if source is None:
+            raise InvalidRequestError(f"{path} is missing", parameter=path)
+        sources[name] = source
+    if not sources:
+        raise InvalidRequestError(f"{where} is empty", parameter=where)
+    return sources
 
 
 def _has_escape(view: memoryview) -> bool:

@@ -53,6 +53,8 @@ class Job:
     """Text with placeholders; token ids if there are no items."""
     items: list[EncodedItem]
     media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    embeddings: Mapping[str, Any] = field(default_factory=dict)
+    """Modality -> embeddings in the place of its media, as the data parser takes them."""
     mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     cache_salt: str | None = None
     deadline: float | None = None
@@ -266,7 +268,7 @@ class MultiModalRunner:
         self, job: Job, cache: BaseMultiModalProcessorCache | None, refs: list[MediaRef[Any]]
     ) -> tuple[ProcessorInputs, list[NamedItem]]:
         """Return the inputs, and what uuids stand for once they were processed."""
-        data: dict[str, list[MediaRef[Any] | None]] = {}
+        data: dict[str, Any] = {}
         numbers: dict[str, list[int]] = {}
         for item in job.items:
             ref = item.new_ref()
@@ -280,6 +282,7 @@ class MultiModalRunner:
                 )
             data.setdefault(item.modality, []).append(ref)
             numbers.setdefault(item.modality, []).append(item.index)
+        data.update(job.embeddings)
         groups = self._processor.info.parse_mm_data(data, validate=False)
         for modality, indices in numbers.items():
             groups[modality] = groups[modality].numbered(indices)
