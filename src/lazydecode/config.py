@@ -206,6 +206,11 @@ class Settings(BaseSettings):
         description="Folder that keeps what was proven of a processor from start to start; none "
         "given: it is proven at each start.",
     )
+    fused_preprocessing: bool = Field(
+        False,
+        description="Prepare pixels with kernels that numba compiles, for families that have them "
+        "(kimi_k25); the results are the same. Needs the extra numba.",
+    )
     engine: Literal["transformers", "none"] = Field(
         "transformers", description="none: render only, no weights."
     )

@@ -22,6 +22,7 @@ from lazydecode.inputs import MultiModalInput
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.video import VideoMediaIO
+from lazydecode.models import kimi_fused
 from lazydecode.models.joining import join_items
 from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.pixels import finish_pixels
@@ -385,3 +386,37 @@ async def test_pictures_are_decoded_as_lazily_as_ever(
         await render(renderer, part, part, part)
         await render(renderer, part)
         assert num_decodes == 1
+
+
+async def test_requests_and_warm_up_never_meet_inside_the_fused_kernel(
+    open_kimi: OpenKimi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of numba's workqueue layer abort the process if they do."""
+    original, pause = kimi_fused.enter_kernel, threading.Event()
+    guard, inside, most = threading.Lock(), 0, 0
+    threads: list[str] = []
+
+    def watched(*args: Any) -> None:
+        nonlocal inside, most
+        with guard:
+            inside += 1
+            most = max(most, inside)
+            threads.append(threading.current_thread().name)
+        pause.wait(0.02)  # long enough for another to come
+        original(*args)
+        with guard:
+            inside -= 1
+
+    async with open_kimi(
+        fused_preprocessing=True, raw_pixels=False, processing_threads=4
+    ) as renderer:
+        monkeypatch.setattr(kimi_fused, "enter_kernel", watched)
+        renderer.warm_up.start()
+        requests = [render(renderer, photo(), clip(9), photo()) for _ in range(3)]
+        await asyncio.gather(*requests)
+        await wait_until(lambda: not renderer.warm_up.is_running)
+    assert most == 1
+    # Warm-up has a picture and a video, each request two pictures and three chunks.
+    assert sum("lazydecode-mm" in name for name in threads) >= 2
+    assert sum("lazydecode-process" in name for name in threads) == 3 * 5
+    assert len({name for name in threads if "lazydecode-process" in name}) > 1

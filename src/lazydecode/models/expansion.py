@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -53,7 +54,7 @@ class ExpandedPrompt:
 
 
 class PromptExpander:
-    """Puts items into prompts. Threads share it if the processor's class is re-entrant.
+    """Puts items into prompts. Threads share it.
 
     Args:
         processor: The model's processor; its own search for placeholders is used.
@@ -62,6 +63,7 @@ class PromptExpander:
         embed_ids: Modality -> ids of tokens that take an embedding.
         edits_layout: Whether the class changes the text before it looks for placeholders.
         uses_class_search: Whether placeholders are found by the class's own method.
+        lock: What a thread must hold inside the class; None: nothing.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class PromptExpander:
         embed_ids: Mapping[str, frozenset[int]],
         edits_layout: bool = False,
         uses_class_search: bool = True,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.processor = processor
         self.tokenizer = tokenizer
@@ -80,6 +83,7 @@ class PromptExpander:
         self.embed_ids = dict(embed_ids)
         self.edits_layout = edits_layout
         self.uses_class_search = uses_class_search
+        self._lock = nullcontext() if lock is None else lock
 
     def expand(
         self,
@@ -247,7 +251,8 @@ class PromptExpander:
     def edit_layout(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
         """Let the class change the text; it looks at the number of images only."""
         tiny = [Image.new("RGB", (32, 32))] * len(items.get("image", ()))
-        prepared = self.processor.prepare_inputs_layout(images=tiny or None, text=[text])
+        with self._lock:
+            prepared = self.processor.prepare_inputs_layout(images=tiny or None, text=[text])
         return str(prepared[1][0])
 
     def _fill_slots(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
@@ -259,9 +264,10 @@ class PromptExpander:
         if self.uses_class_search:
             find = self.processor.get_text_with_replacements
             try:
-                found, _ = find(
-                    [text], slots.get("image", []), slots.get("video", []), slots.get("audio", [])
-                )
+                with self._lock:
+                    found, _ = find(
+                        [text], *(slots.get(m, []) for m in ("image", "video", "audio"))
+                    )
             except (StopIteration, RuntimeError) as exc:
                 raise InvalidRequestError(
                     "the prompt has more media placeholders than there are media items"

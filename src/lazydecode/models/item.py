@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -40,14 +39,13 @@ class ProcessedItem:
 class ItemProcessor:
     """Runs the processor for one item at a time, on the model's own template.
 
-    Threads share it; a class that is not re-entrant runs under a lock.
+    Threads share it.
 
     Args:
         call: The processor.
         texts: Modality -> the prompt of a conversation that holds one such item alone.
         placeholders: Modality -> the text that stands for one item in it.
         rules: Modality -> how its tensors join.
-        reentrant: Whether several threads may be inside the processor.
         without_types: Modalities for which the class need not mark tokens with their type: what
             it returns besides is the same.
         takes_planes: Whether pictures may be given as planes: the results are the same.
@@ -60,7 +58,6 @@ class ItemProcessor:
         texts: Mapping[str, str],
         placeholders: Mapping[str, str],
         rules: Mapping[str, FieldRules],
-        reentrant: bool = True,
         without_types: frozenset[str] = frozenset(),
         takes_planes: bool = False,
     ) -> None:
@@ -70,7 +67,6 @@ class ItemProcessor:
         self.texts = dict(texts)
         self.placeholders = dict(placeholders)
         self.rules = dict(rules)
-        self._lock: Any = nullcontext() if reentrant else threading.RLock()
 
     def process(
         self,
@@ -161,8 +157,7 @@ class ItemProcessor:
         """
         _limit_torch_threads()
         try:
-            with self._lock:
-                return self.call(text, media, options, substitutes=substitutes)
+            return self.call(text, media, options, substitutes=substitutes)
         except (LazyDecodeError, MemoryError, RecursionError):
             raise
         except Exception as exc:

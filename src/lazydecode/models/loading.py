@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,14 @@ from lazydecode.models.chunks import proven_splitter
 from lazydecode.models.containers import container_reader
 from lazydecode.models.embedding_inputs import ItemEmbeddings
 from lazydecode.models.embeds import embed_tokens, named_ids
+from lazydecode.models.exclusion import lock_for
 from lazydecode.models.expansion import PromptExpander
 from lazydecode.models.family import Family
 from lazydecode.models.findings import Findings, FindingsStore, file_name
 from lazydecode.models.fingerprint import describe_processor, fingerprint
 from lazydecode.models.generic import GenericMultiModalProcessor, GenericProcessingInfo
 from lazydecode.models.item import ItemProcessor
+from lazydecode.models.kimi_fused import fused
 from lazydecode.models.marks import TextMarker
 from lazydecode.models.options import ProcessorOptions
 from lazydecode.models.pairing import split_option
@@ -281,6 +283,9 @@ def _load_multimodal(
     ctx: InputProcessingContext,
 ) -> ModelFrontend:
     record = record_for(processor)
+    fast = fused(processor) if settings.fused_preprocessing else None
+    if fast is not None:
+        processor, record = fast, replace(record, reentrant=False)
     options = ProcessorOptions(processor, split_option(settings.mm_processor_kwargs)[0])
     containers = container_reader(processor, record, settings.decode_limits)
     call = ProcessorCall(
@@ -289,6 +294,7 @@ def _load_multimodal(
         options.defaults,
         scalar_metadata=record.scalar_metadata,
         containers=containers,
+        lock=lock_for(processor, reentrant=record.reentrant),
     )
     texts = {m: _item_text(chat, record, m) for m in processor_modalities(processor)}
     description = describe_processor(
@@ -330,7 +336,7 @@ def _load_multimodal(
     raw = frozenset(
         m for m, own in found.plans.items() if own and not disputed & own.tensors.keys()
     )
-    items = _item_processor(call, facts, record)
+    items = _item_processor(call, facts)
     family = Family(
         facts=facts,
         record=record,
@@ -389,7 +395,7 @@ def _find_out(
     start = time.perf_counter()
     probes = Probes(call, chat, record)
     facts = probe_family(probes)
-    items = _item_processor(call, facts, record)
+    items = _item_processor(call, facts)
     embed_ids = embed_tokens(probes, config, facts, items)
     proof = Prover(probes, facts, items, _expander(call, facts, embed_ids)).prove()
     plans = {m: plan_pixels(items, m) for m in facts.modalities} if raw_pixels else {}
@@ -401,14 +407,13 @@ def _find_out(
     return found
 
 
-def _item_processor(call: ProcessorCall, facts: FamilyFacts, record: FamilyRecord) -> ItemProcessor:
+def _item_processor(call: ProcessorCall, facts: FamilyFacts) -> ItemProcessor:
     known = facts.modalities
     return ItemProcessor(
         call,
         texts={m: f.text for m, f in known.items()},
         placeholders={m: f.placeholder for m, f in known.items()},
         rules={m: f.rules for m, f in known.items()},
-        reentrant=record.reentrant,
         without_types=frozenset(m for m, f in known.items() if f.can_skip_types),
         takes_planes="image" in known and known["image"].takes_planes,
     )
@@ -424,6 +429,7 @@ def _expander(
         embed_ids=embed_ids,
         uses_class_search=any(f.reports_offsets for f in facts.modalities.values()),
         edits_layout=_edits_layout(call.processor, next(iter(facts.modalities.values()), None)),
+        lock=call.lock,
     )
 
 

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -83,6 +84,7 @@ class ProcessorCall:
         options: Options of every call, as the processor takes them.
         scalar_metadata: Whether the class takes the metadata of one video instead of a list.
         containers: Reads videos that come as containers; None: none do.
+        lock: What a thread must hold inside the class; None: nothing.
     """
 
     def __init__(
@@ -93,12 +95,14 @@ class ProcessorCall:
         *,
         scalar_metadata: bool = False,
         containers: ContainerReader | None = None,
+        lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.processor = processor
         self.tokenizer = tokenizer
         self.options = dict(options or {})
         self.scalar_metadata = scalar_metadata
         self.containers = containers
+        self.lock = nullcontext() if lock is None else lock
         parameters = inspect.signature(type(processor).__call__).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.audio_name = "audios" if "audios" in parameters else "audio"
@@ -167,7 +171,8 @@ class ProcessorCall:
             arguments[self.audio_name] = media.audios
             if self.sampling_rate is not None:
                 arguments.setdefault("sampling_rate", self.sampling_rate)
-        output = processor(text=[text], **arguments)
+        with self.lock:
+            output = processor(text=[text], **arguments)
         return _split(dict(output), proxy, reported)
 
     def _metadata(self, metadata: Sequence[Mapping[str, Any]]) -> Any:
