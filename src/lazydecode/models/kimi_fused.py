@@ -37,7 +37,8 @@ def fused(processor: Any) -> Any | None:
     fast = copy.copy(processor)
     for name in _PARTS:
         part = copy.copy(getattr(processor, name))
-        part.__class__ = _fused_class(type(part))
+        usual: Any = type(part)
+        part.__class__ = _fused_class(usual)
         setattr(fast, name, part)
     return fast
 
@@ -57,20 +58,19 @@ class _Pending:
 
 
 @functools.cache
-def _fused_class(kind: type[Any]) -> type[Any]:
+def _fused_class(kind: Any) -> Any:
     def rescale_and_normalize(self: Any, images: Any, *args: Any, **kwargs: Any) -> Any:
-        usual = super(made, self).rescale_and_normalize
         if images.dtype != torch.uint8 or images.device.type != "cpu":
-            return usual(images, *args, **kwargs)
+            return kind.rescale_and_normalize(self, images, *args, **kwargs)
         values = torch.arange(256, dtype=torch.uint8).expand(1, images.shape[-3], 1, 256)
-        table = usual(values.contiguous(), *args, **kwargs)
+        table = kind.rescale_and_normalize(self, values.contiguous(), *args, **kwargs)
         if table.dtype != torch.float32:
-            return usual(images, *args, **kwargs)
+            return kind.rescale_and_normalize(self, images, *args, **kwargs)
         return _Pending(images, table.reshape(images.shape[-3], 256).contiguous())
 
     def patchify(self: Any, images: Any, patch_size: int) -> Any:
         if not isinstance(images, _Pending):
-            return super(made, self).patchify(images, patch_size=patch_size)
+            return kind.patchify(self, images, patch_size=patch_size)
         shape = tuple(images.images.shape)
         rows, columns = shape[-2] // patch_size, shape[-1] // patch_size
         patches = cut_patches(images, patch_size)
@@ -80,7 +80,7 @@ def _fused_class(kind: type[Any]) -> type[Any]:
         return (patches.reshape(size), *frames, rows, columns)
 
     # The name stays: records and backends are bound to it.
-    made = type(
+    return type(
         kind.__name__,
         (kind,),
         {
@@ -90,7 +90,6 @@ def _fused_class(kind: type[Any]) -> type[Any]:
             "__doc__": kind.__doc__,
         },
     )
-    return made
 
 
 def cut_patches(pending: _Pending, size: int) -> torch.Tensor:
