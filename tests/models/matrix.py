@@ -2,7 +2,7 @@
 
 python -m tests.models.matrix --write docs/reference/models.md           # all, in workers
 python -m tests.models.matrix --write docs/reference/models.md gemma3    # one line of it anew
-python -m tests.models.matrix gemma3 internvl                            # only print
+python -m tests.models.matrix --quick gemma3 internvl                    # few sizes, only print
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,14 @@ _FAMILIES_PER_WORKER = 12
 """A fresh process then: what the library keeps of models adds up."""
 
 
-def check(family: str, folder: str, generate: bool) -> dict[str, Any]:
-    """Check one family in this process; never raises."""
+def check(family: str, folder: str, thorough: bool) -> dict[str, Any]:
+    """Check one family in this process; never raises.
+
+    Args:
+        family: Its name.
+        folder: Where tiny models are kept.
+        thorough: Whether to try all sizes and mixes.
+    """
     import torch
     import transformers
 
@@ -43,12 +50,12 @@ def check(family: str, folder: str, generate: bool) -> dict[str, Any]:
     try:
         path = Path(folder) / family
         if not path.exists():
-            build(family, path, weights=generate)
-        result = check_family(family, str(path)).as_json()
+            build(family, path)
+        result = check_family(family, str(path), thorough=thorough).as_json()
         no_weights = get_family(family).no_weights
         if no_weights:
             result["generates"] = dict.fromkeys(result["modalities"], f"no weights: {no_weights}")
-        elif generate and is_served(result):
+        elif is_served(result):
             result["generates"] = check_generation(path)
     except Exception as exc:
         # The page has a line for it, with the reason; the run goes on.
@@ -57,28 +64,29 @@ def check(family: str, folder: str, generate: bool) -> dict[str, Any]:
     return result
 
 
-def run(families: list[str], folder: str, *, workers: int, generate: bool) -> list[dict[str, Any]]:
-    """Check families in worker processes; print a line as each ends."""
-    results: list[dict[str, Any]] = []
+def run(
+    families: Sequence[str], folder: str, *, workers: int, thorough: bool
+) -> Iterator[dict[str, Any]]:
+    """Check families in worker processes; yield each result as it comes."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         workers, mp_context=context, max_tasks_per_child=_FAMILIES_PER_WORKER
     ) as pool:
-        jobs = [pool.submit(check, family, folder, generate) for family in families]
-        for number, job in enumerate(as_completed(jobs), 1):
-            result = job.result()
-            results.append(result)
-            verdict = "ok" if is_good(result) else "; ".join(result["problems"])[:160]
-            sys.stdout.write(
-                f"[{number:2}/{len(families)}] {result['family']:24} {result['seconds']:6.1f} s  "
-                f"{verdict or 'not all is equal'}\n"
-            )
-            sys.stdout.flush()
-    return results
+        jobs = [pool.submit(check, family, folder, thorough) for family in families]
+        for job in as_completed(jobs):
+            yield job.result()
+
+
+def write(results: Mapping[str, dict[str, Any]], to: Path) -> None:
+    """Write the page, and the results beside it."""
+    ordered = [results[name] for name in sorted(results)]
+    to.parent.mkdir(parents=True, exist_ok=True)
+    to.with_suffix(".json").write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
+    to.write_text(page(ordered), encoding="utf-8")
 
 
 def main() -> int:
-    """Run the command; the exit status is 1 if a family that should be served is not."""
+    """Run the command; the exit status is 1 if something that is claimed does not hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("families", nargs="*", help="families by name; none given: all")
     parser.add_argument(
@@ -86,32 +94,35 @@ def main() -> int:
     )
     parser.add_argument("--models", type=Path, help="folder of tiny models, kept")
     parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument("--no-generate", action="store_true", help="leave the engine out")
+    parser.add_argument("--quick", action="store_true", help="only a few sizes and mixes")
     options = parser.parse_args()
     from lazydecode.tiny_models import FAMILIES
 
+    families = options.families or sorted(FAMILIES)
     known: dict[str, dict[str, Any]] = {}
-    kept = None if options.write is None else options.write.with_suffix(".json")
-    if kept is not None and kept.exists() and options.families:
-        known = {r["family"]: r for r in json.loads(kept.read_text(encoding="utf-8"))}
+    if options.write is not None and options.write.with_suffix(".json").exists():
+        before = json.loads(options.write.with_suffix(".json").read_text(encoding="utf-8"))
+        known = {r["family"]: r for r in before if r["family"] in FAMILIES}
+    all_good = True
     with tempfile.TemporaryDirectory() as temporary:
         results = run(
-            options.families or sorted(FAMILIES),
+            families,
             str(options.models or temporary),
             workers=options.workers,
-            generate=not options.no_generate,
+            thorough=not options.quick,
         )
-    for result in results:
-        before = known.get(result["family"], {})
-        if options.no_generate and "generates" in before:
-            result.setdefault("generates", before["generates"])
-        known[result["family"]] = result
-    if kept is not None:
-        ordered = [known[name] for name in sorted(known)]
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(ordered, indent=1) + "\n", encoding="utf-8")
-        options.write.write_text(page(ordered), encoding="utf-8")
-    return 0 if all(is_good(r) for r in results) else 1
+        for number, result in enumerate(results, 1):
+            all_good &= is_good(result)
+            verdict = "ok" if is_good(result) else "; ".join(result["problems"])[:160]
+            sys.stdout.write(
+                f"[{number:2}/{len(families)}] {result['family']:24} {result['seconds']:6.1f} s  "
+                f"{verdict or 'not all is equal'}\n"
+            )
+            sys.stdout.flush()
+            known[result["family"]] = result
+            if options.write is not None:
+                write(known, options.write)  # each time: a run that is stopped is not lost
+    return 0 if all_good else 1
 
 
 if __name__ == "__main__":

@@ -61,6 +61,22 @@ FAMILIES = (
         },
     ),
     Family(
+        name="granite_speech_plus",
+        model_type="granite_speech_plus",
+        processor="GraniteSpeechProcessor",
+        turns=VICUNA,
+        audio=Part("GraniteSpeechFeatureExtractor"),
+        audio_argument="audio_processor",
+        tokens=("<|audio|>",),
+        needs=("torchaudio",),
+        slots={"audio": Slot("<|audio|>")},
+        token_settings={"audio_token_index": "<|audio|>", "audio_token_id": "<|audio|>"},
+        config={
+            "has_lora_adapter": False,
+            "encoder_config": {"hidden_dim": 64, "dim_head": 16, "num_heads": 4},
+        },
+    ),
+    Family(
         name="qwen3_asr",
         model_type="qwen3_asr",
         processor="Qwen3ASRProcessor",

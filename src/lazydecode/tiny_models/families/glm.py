@@ -3,6 +3,14 @@
 from lazydecode.tiny_models.records import Family, Part
 from lazydecode.tiny_models.turns import BARE, GLM, KIMI, Slot
 
+_BORDERS = {
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_end_token_id": "<|end_of_video|>",
+}
+"""Settings of the models: ids of the tokens around pictures and videos."""
+
 FAMILIES = (
     Family(
         name="glm4v",
@@ -24,6 +32,7 @@ FAMILIES = (
             "video": Slot("<|begin_of_video|><|video|><|end_of_video|>"),
         },
         config={"text_config": {"rope_parameters": {"mrope_section": [2, 3, 3]}}},
+        token_settings=_BORDERS,
     ),
     Family(
         name="glm4v_moe",
@@ -46,6 +55,7 @@ FAMILIES = (
         },
         config={"text_config": {"rope_parameters": {"mrope_section": [1, 1, 2]}}},
         note="GLM-4.5V",
+        token_settings=_BORDERS,
     ),
     Family(
         name="glm46v",
@@ -67,6 +77,29 @@ FAMILIES = (
             "video": Slot("<|begin_of_video|><|video|><|end_of_video|>"),
         },
         config={"text_config": {"rope_parameters": {"mrope_section": [2, 3, 3]}}},
+        token_settings=_BORDERS,
+    ),
+    Family(
+        name="glm5_next",
+        model_type="glm5_next",
+        processor="Glm5NextProcessor",
+        turns=GLM,
+        image=Part("Glm5NextImageProcessor"),
+        video=Part("Glm5NextVideoProcessor"),
+        tokens=(
+            "<|image|>",
+            "<|video|>",
+            "<|begin_of_image|>",
+            "<|end_of_image|>",
+            "<|begin_of_video|>",
+            "<|end_of_video|>",
+        ),
+        slots={
+            "image": Slot("<|begin_of_image|><|image|><|end_of_image|>"),
+            "video": Slot("<|begin_of_video|><|video|><|end_of_video|>"),
+        },
+        config={"text_config": {"num_key_value_heads": 4}},
+        token_settings=_BORDERS,
     ),
     Family(
         name="kimi_k25",

@@ -38,6 +38,22 @@ FAMILIES = (
         },
     ),
     Family(
+        name="granite_docling",
+        model_type="granite_docling",
+        processor="GraniteDoclingProcessor",
+        turns=IDEFICS,
+        image=Part("GraniteDoclingImageProcessor"),
+        tokens=(
+            "<fake_token_around_image>",
+            "<image>",
+            "<global-img>",
+            *(f"<row_{row}_col_{col}>" for row in range(1, 7) for col in range(1, 7)),
+        ),
+        slots={"image": Slot("<image>")},
+        bos="<|begin_of_text|>",
+        eos="<|end_of_text|>",
+    ),
+    Family(
         name="smolvlm",
         model_type="smolvlm",
         processor="SmolVLMProcessor",

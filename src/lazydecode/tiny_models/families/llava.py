@@ -30,6 +30,23 @@ FAMILIES = (
         pad="<pad>",
     ),
     Family(
+        name="vipllava",
+        model_type="vipllava",
+        processor="LlavaProcessor",
+        turns=VICUNA,
+        image=Part(
+            "CLIPImageProcessor",
+            _CLIP_336,
+        ),
+        processor_options=_CLIP_TOKENS,
+        tokens=("<image>",),
+        slots={"image": Slot("<image>\n")},
+        bos="<s>",
+        eos="</s>",
+        pad="<pad>",
+        config={"vision_feature_layers": [-2, -1]},
+    ),
+    Family(
         name="llava_next",
         model_type="llava_next",
         processor="LlavaNextProcessor",
