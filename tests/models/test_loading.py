@@ -80,6 +80,17 @@ def test_code_of_a_model_is_run_only_when_allowed(folder: Path) -> None:
         load_model_frontend(str(folder), Settings())
 
 
+def test_a_processor_that_is_code_of_the_model_is_run_only_when_allowed(folder: Path) -> None:
+    for path in folder.glob("*processor_config.json"):
+        content = json.loads(path.read_text())
+        content["processor_class"] = "OwnProcessor"
+        content["auto_map"] = {"AutoProcessor": "own.OwnProcessor"}
+        path.write_text(json.dumps(content))
+    (folder / "own.py").write_text("raise SystemExit('must not run')\n")
+    with pytest.raises(ModelLoadError, match=r"processor of .* --trust-remote-code"):
+        load_model_frontend(str(folder), Settings())
+
+
 def test_a_text_model_has_no_media(frontend: LoadFrontend) -> None:
     model = frontend("qwen2")
     assert (model.mm_processor, model.modalities, model.max_items) == (None, (), {})

@@ -493,16 +493,22 @@ def _load_processor(model: str, settings: Settings) -> tuple[Any, Any]:
     except Exception as exc:
         raise ModelLoadError(_load_problem(model, "tokenizer", problem or exc)) from exc
     if problem is not None:
-        logger.warning(
-            "%s is served without media: %s", model, _load_problem(model, "processor", problem)
-        )
+        reason = _load_problem(model, "processor", problem)
+        if _is_untrusted(problem):
+            raise ModelLoadError(reason) from problem
+        logger.warning("%s is served without media: %s", model, reason)
     return None, tokenizer
+
+
+def _is_untrusted(exc: Exception) -> bool:
+    """Whether a part did not load because it is the model's own code."""
+    return "trust_remote_code" in str(exc)
 
 
 def _load_problem(model: str, what: str, exc: Exception) -> str:
     """Return why a part of a model did not load, and what to do about it."""
     text = " ".join(str(exc).split())
-    if "trust_remote_code" in text:
+    if _is_untrusted(exc):
         return (
             f"the {what} of {model} is code that the model ships; it is run only with "
             "--trust-remote-code"

@@ -7,7 +7,7 @@ turn and the text of each media item, which is what decides token ids around med
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Turns:
     """What stands before the first turn; the tokenizer's bos is added before it."""
     system: str = ""
     """System message when the conversation has none; empty: none."""
+    tools: bool = False
+    """Whether the template shows tools, calls and their results, in the form of Hermes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,8 @@ CHATML = Turns(
     "<|im_start|>assistant\n",
     tokens=("<|im_start|>", "<|im_end|>"),
 )
-QWEN = Turns(
-    CHATML.before,
-    CHATML.after,
-    CHATML.answer,
-    tokens=CHATML.tokens,
-    system="You are a helpful assistant.",
-)
+HERMES = replace(CHATML, roles={"tool": "user"}, tools=True)
+QWEN = replace(HERMES, system="You are a helpful assistant.")
 VICUNA = Turns("{role}: ", " ", "ASSISTANT:", roles={"user": "USER", "assistant": "ASSISTANT"})
 GEMMA = Turns(
     "<start_of_turn>{role}\n",
@@ -123,6 +120,21 @@ BARE = Turns("", "", "")
 """No frame: the texts of the messages, one after the other."""
 
 
+_TOOLS_BEFORE = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>"""
+_TOOLS_AFTER = """
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+
 PART_TYPES: Mapping[str, tuple[str, ...]] = {
     "image": ("image", "image_url"),
     "video": ("video", "video_url"),
@@ -150,20 +162,62 @@ def chat_template(turns: Turns, slots: Mapping[str, Slot], *, bos: str | None) -
     if numbered:
         counters = ", ".join(f"{modality}=0" for modality in numbered)
         lines.append("{%- set seen = namespace(" + counters + ") -%}")
-    if turns.system:
-        lines += [
-            "{%- if messages and messages[0]['role'] != 'system' -%}",
-            _write(turns.before.replace("{role}", "system") + turns.system + turns.after),
-            "{%- endif -%}",
-        ]
+    lines += _system_lines(turns)
     role = "role_names.get(message['role'], message['role'])" if turns.roles else "message['role']"
-    lines += [
-        "{%- for message in messages -%}",
-        _write_with_role(turns.before, role),
-        "{%- if message['content'] is string -%}",
-        "{{- message['content'] -}}",
-        "{%- elif message['content'] -%}",
-        "{%- for part in message['content'] -%}",
+    lines.append("{%- for message in messages -%}")
+    if turns.tools:
+        lines.append("{%- if not (tools and loop.first and message['role'] == 'system') -%}")
+    lines.append(_write_with_role(turns.before, role))
+    if turns.tools:
+        lines.append(
+            "{%- if message['role'] == 'tool' -%}{{- '<tool_response>\\n' -}}{%- endif -%}"
+        )
+    lines += _content_lines("message", slots)
+    if turns.tools:
+        lines += _call_lines()
+        lines.append(
+            "{%- if message['role'] == 'tool' -%}{{- '\\n</tool_response>' -}}{%- endif -%}"
+        )
+    if turns.after:
+        lines.append(_write_with_role(turns.after, role))
+    if turns.tools:
+        lines.append("{%- endif -%}")
+    lines.append("{%- endfor -%}")
+    if turns.answer:
+        lines += ["{%- if add_generation_prompt -%}", _write(turns.answer), "{%- endif -%}"]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def _system_lines(turns: Turns) -> list[str]:
+    """Write what comes first: the tools, or the default system message."""
+    before = turns.before.replace("{role}", "system")
+    has_own = "messages and messages[0]['role'] == 'system'"
+    default = [
+        "{%- if not (" + has_own + ") and messages -%}",
+        _write(before + turns.system + turns.after),
+        "{%- endif -%}",
+    ]
+    if not turns.tools:
+        return default if turns.system else []
+    lines = ["{%- if tools -%}", _write(before), "{%- if " + has_own + " -%}"]
+    lines += [*_content_lines("messages[0]", {}), _write("\n\n")]
+    if turns.system:
+        lines += ["{%- else -%}", _write(turns.system + "\n\n")]
+    lines += ["{%- endif -%}", _write(_TOOLS_BEFORE)]
+    lines.append("{%- for tool in tools -%}{{- '\\n' ~ (tool | tojson) -}}{%- endfor -%}")
+    lines.append(_write(_TOOLS_AFTER + turns.after))
+    if turns.system:
+        lines += ["{%- else -%}", *default]
+    return [*lines, "{%- endif -%}"]
+
+
+def _content_lines(message: str, slots: Mapping[str, Slot]) -> list[str]:
+    """Write a message's text and media items."""
+    lines = [
+        "{%- if " + message + "['content'] is string -%}",
+        "{{- " + message + "['content'] -}}",
+        "{%- elif " + message + "['content'] -%}",
+        "{%- for part in " + message + "['content'] -%}",
         "{%- if part['type'] == 'text' -%}",
         "{{- part['text'] -}}",
     ]
@@ -171,13 +225,24 @@ def chat_template(turns: Turns, slots: Mapping[str, Slot], *, bos: str | None) -
         types = ", ".join(_quote(name) for name in PART_TYPES[modality])
         lines.append("{%- elif part['type'] in (" + types + ") -%}")
         lines += _slot_lines(modality, slot)
-    lines += ["{%- endif -%}", "{%- endfor -%}", "{%- endif -%}"]
-    if turns.after:
-        lines.append(_write_with_role(turns.after, role))
-    lines.append("{%- endfor -%}")
-    if turns.answer:
-        lines += ["{%- if add_generation_prompt -%}", _write(turns.answer), "{%- endif -%}"]
-    return "\n".join(line for line in lines if line) + "\n"
+    return [*lines, "{%- endif -%}", "{%- endfor -%}", "{%- endif -%}"]
+
+
+def _call_lines() -> list[str]:
+    """Write the calls that an assistant's message makes."""
+    return [
+        "{%- for call in message['tool_calls'] or [] -%}",
+        "{%- set function = call['function'] -%}",
+        "{%- if message['content'] or not loop.first -%}{{- '\\n' -}}{%- endif -%}",
+        "{{- '<tool_call>\\n{\"name\": ' ~ (function['name'] | tojson) ~ ', \"arguments\": ' -}}",
+        "{%- if function['arguments'] is string -%}",
+        "{{- function['arguments'] -}}",
+        "{%- else -%}",
+        "{{- function['arguments'] | tojson -}}",
+        "{%- endif -%}",
+        "{{- '}\\n</tool_call>' -}}",
+        "{%- endfor -%}",
+    ]
 
 
 def _slot_lines(modality: str, slot: Slot) -> list[str]:

@@ -1,7 +1,7 @@
 """Qwen-VL, Qwen-Omni, and families that use their processors."""
 
 from lazydecode.tiny_models.records import Family, Part
-from lazydecode.tiny_models.turns import QWEN, Slot
+from lazydecode.tiny_models.turns import HERMES, QWEN, Slot
 
 _HALF = [0.5, 0.5, 0.5]
 _VISION_TOKENS = (
@@ -70,6 +70,7 @@ FAMILIES = (
         name="qwen3_vl",
         model_type="qwen3_vl",
         processor="Qwen3VLProcessor",
+        turns=HERMES,
         image=_QWEN3_IMAGE,
         video=_QWEN3_VIDEO,
         tokens=_VISION_TOKENS,
@@ -82,6 +83,7 @@ FAMILIES = (
         name="qwen3_5",
         model_type="qwen3_5",
         processor="Qwen3VLProcessor",
+        turns=HERMES,
         image=_QWEN3_IMAGE,
         video=_QWEN3_VIDEO,
         tokens=_VISION_TOKENS,
@@ -93,6 +95,7 @@ FAMILIES = (
         name="qwen3_vl_moe",
         model_type="qwen3_vl_moe",
         processor="Qwen3VLProcessor",
+        turns=HERMES,
         image=_QWEN3_IMAGE,
         video=_QWEN3_VIDEO,
         tokens=_VISION_TOKENS,
@@ -104,6 +107,7 @@ FAMILIES = (
         name="qwen3_5_moe",
         model_type="qwen3_5_moe",
         processor="Qwen3VLProcessor",
+        turns=HERMES,
         image=_QWEN3_IMAGE,
         video=_QWEN3_VIDEO,
         tokens=_VISION_TOKENS,
@@ -162,6 +166,7 @@ FAMILIES = (
         name="qwen3_omni_moe",
         model_type="qwen3_omni_moe",
         processor="Qwen3OmniMoeProcessor",
+        turns=HERMES,
         image=Part("Qwen2VLImageProcessor", {"size": _SIZE, **_PATCH_16}),
         video=Part("Qwen2VLVideoProcessor", {"size": _SIZE, **_PATCH_16}),
         audio=_OMNI_AUDIO,
