@@ -51,6 +51,8 @@ class FamilyReport:
     reentrant: bool
     """Whether several threads may be inside the class."""
     cacheable: bool
+    thorough: bool = True
+    """Whether all sizes and mixes were tried."""
     edit: str = ""
     prompts_equal: int = 0
     prompts_tried: int = 0
@@ -89,6 +91,7 @@ def check_family(family: str, folder: str, *, thorough: bool = True) -> FamilyRe
         has_record=has_record(frontend.processor),
         reentrant=frontend.mm_processor is None or frontend.mm_processor.reentrant,
         cacheable=frontend.is_cacheable,
+        thorough=thorough,
         edit=_describe_edit(frontend) if findings else "",
     )
     if findings is None or frontend.mm_processor is None:

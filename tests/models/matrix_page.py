@@ -13,11 +13,12 @@ NOT_SERVED: Mapping[str, str] = {
     "siglip2": "takes text or images, never both: an embedding model",
     "colpali": "takes text or images, never both: a retriever",
     "colqwen2": "takes text or images, never both: a retriever",
-    "whisper": "encoder and decoder: audio has no place in the prompt",
+    "whisper": "encoder and decoder: audio has no place in the prompt. The routes for recordings "
+    "serve it, with code of its own",
     "voxtral": "mistral-common writes the prompt",
     "fuyu": "cuts its own tokenization apart at a sentencepiece underscore",
 }
-"""Families that the chat routes refuse, and why."""
+"""Families that the chat routes refuse media for, and why."""
 
 _HEAD = """\
 # Models
@@ -87,6 +88,7 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
         f"expanding their placeholders ({learnt} of these with ids that were learnt when the "
         f"model was loaded), {how['whole']} by runs of the class over stand-ins.",
         "",
+        *_quick_note(good),
         "| Family | Modality | How | Prompts | Hit, miss, mixed | Tensors | Header-only "
         "| Two-phase | Re-entrant | Cached | Raw | Generates | Items |",
         "| --- " * 13 + "|",
@@ -96,13 +98,25 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
         lines += _rows(result, remarks)
     lines += ["", "## Remarks", ""]
     lines += [f"{number}. {text}" for text, number in remarks.items()]
-    lines += ["", "## Not served", ""]
+    lines += ["", "## Not served by the chat routes", ""]
     for result in results:
         if result not in good:
             why = NOT_SERVED.get(result["family"], "; ".join(result["problems"]))
             lines.append(f"- {result['family']}: {why}")
     version = ".".join(transformers.__version__.split(".")[:2])
     return _HEAD.format(version=version) + "\n".join(lines) + "\n" + "\n## Columns\n" + _LEGEND
+
+
+def _quick_note(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say how many families were last checked with the few sizes and mixes of a test run."""
+    quick = sum(1 for result in results if not result.get("thorough", True))
+    if not quick:
+        return []
+    return [
+        f"{quick} of them were last checked in the quick form, with the sizes and mixes of a "
+        "test run; the numbers in the columns are what was tried.",
+        "",
+    ]
 
 
 def _rows(result: Mapping[str, Any], remarks: dict[str, int]) -> Iterator[str]:

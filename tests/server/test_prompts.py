@@ -43,9 +43,9 @@ def test_tools_are_shown_to_the_model(render_server: Server) -> None:
         "type": "function",
         "function": {"name": "weather_of", "parameters": {"type": "object", "properties": {}}},
     }
-    server = render_server
-    has_tools = "tools" in (server.context.frontend.template.template or "")  # type: ignore[union-attr]
-    assert ("weather_of" in prompt(server, tools=[tool])) == has_tools
+    shown = prompt(render_server, tools=[tool])
+    assert shown.index("<tools>") < shown.index('"name": "weather_of"') < shown.index("</tools>")
+    assert "weather_of" not in prompt(render_server)
 
 
 def test_a_developer_message_is_a_system_message(render_server: Server) -> None:
@@ -66,5 +66,6 @@ def test_several_turns_with_tool_results(render_server: Server) -> None:
         {"role": "user", "content": [text("and"), text("now?")]},
     ]
     shown = prompt(render_server, messages=messages)
-    assert "sunny" in shown
+    assert '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>' in shown
+    assert "<tool_response>\nsunny\n</tool_response>" in shown
     assert shown.index("sunny") < shown.index("now?")
