@@ -44,7 +44,7 @@ def test_tools_are_shown_to_the_model(render_server: Server) -> None:
         "function": {"name": "weather_of", "parameters": {"type": "object", "properties": {}}},
     }
     shown = prompt(render_server, tools=[tool])
-    assert shown.index("<tools>") < shown.index('"name": "weather_of"') < shown.index("</tools>")
+    assert shown.index("<tools>") < shown.index('"name": "weather_of"') < shown.rindex("</tools>")
     assert "weather_of" not in prompt(render_server)
 
 
