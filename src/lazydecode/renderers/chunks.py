@@ -23,7 +23,11 @@ from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.video import VideoMetadata, plan_frames
 from lazydecode.models.chunks import VISION_CHUNK
 from lazydecode.models.generic import GenericMultiModalProcessor
-from lazydecode.parse import MultiModalDataItems, VisionChunkProcessorItems
+from lazydecode.parse import (
+    MultiModalDataItems,
+    ProcessorBatchItems,
+    VisionChunkProcessorItems,
+)
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.timing import ObservedExecutor, TimingContext
 from lazydecode.renderers.media import EncodedItem
@@ -58,11 +62,21 @@ class _Chunks:
 
     def inputs(self, inputs: ProcessorInputs) -> ProcessorInputs:
         """Return the request with the chunks in the place of its pictures and videos."""
+        # Embeddings are no media: they stay what they are.
+        others = {
+            modality: items
+            for modality, items in inputs.mm_data_items.items()
+            if not isinstance(items, ProcessorBatchItems)
+        }
+        if not self.data:
+            return inputs
         items = VisionChunkProcessorItems(self.data, self.origins, self.metadata)
+        # A request with embeddings passes the caches by, so that it needs no names.
+        hashes = None if others else {VISION_CHUNK: self.hashes}
         return replace(
             inputs,
-            mm_data_items=MultiModalDataItems({VISION_CHUNK: items}),
-            mm_hash_items={VISION_CHUNK: self.hashes},
+            mm_data_items=MultiModalDataItems({**others, VISION_CHUNK: items}),
+            mm_hash_items=hashes,
         )
 
 
