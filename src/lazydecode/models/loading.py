@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from lazydecode.config import Settings
@@ -29,6 +28,7 @@ from lazydecode.models.marks import TextMarker
 from lazydecode.models.options import ProcessorOptions
 from lazydecode.models.pairing import split_option
 from lazydecode.models.pixels import PixelPlan, merge_plans, plan_pixels
+from lazydecode.models.pretrained import load_config, load_processor, template_of
 from lazydecode.models.probing import FamilyFacts, ModalityFacts, Probes, probe_family
 from lazydecode.models.processor_call import ProcessorCall, processor_modalities
 from lazydecode.models.proving import Prover
@@ -193,12 +193,12 @@ def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
     Raises:
         ModelLoadError: If something that is needed is missing; the message says what.
     """
-    config = _load_config(model, settings)
-    processor, tokenizer = _load_processor(model, settings)
+    config = load_config(model, settings)
+    processor, tokenizer = load_processor(model, settings)
     if not tokenizer.encode("hello", add_special_tokens=False):
         # transformers makes an empty one for a folder without its files.
         raise ModelLoadError(f"the tokenizer of {model} is empty: its files are missing")
-    template = _template_of(processor, tokenizer)
+    template = template_of(processor, tokenizer)
     placeholders = [getattr(processor, f"{m}_token", None) for m in MODALITIES]
     marker = TextMarker(control_tokens(tokenizer, template, [p for p in placeholders if p]))
     prompt_tokenizer = PromptTokenizer(tokenizer, marker)
@@ -458,70 +458,3 @@ def _item_text(chat: ChatTemplate, record: FamilyRecord, modality: str) -> str:
         return record.item_text.get(modality) or chat.render_items([modality])
     except InvalidRequestError:
         return ""
-
-
-def _load_config(model: str, settings: Settings) -> Any:
-    from transformers import AutoConfig
-
-    folder = Path(model)
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        raise ModelLoadError(f"{model} is no model folder: it has no config.json")
-    try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=settings.trust_remote_code)
-    except Exception as exc:
-        raise ModelLoadError(_load_problem(model, "configuration", exc)) from exc
-
-
-def _load_processor(model: str, settings: Settings) -> tuple[Any, Any]:
-    """Return (processor or None, tokenizer)."""
-    from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
-
-    trust = settings.trust_remote_code
-    problem: Exception | None = None
-    processor: Any = None
-    try:
-        processor = AutoProcessor.from_pretrained(model, trust_remote_code=trust)
-    except Exception as exc:
-        problem = exc
-    if isinstance(processor, PreTrainedTokenizerBase):
-        return None, processor
-    tokenizer = getattr(processor, "tokenizer", None)
-    if tokenizer is not None:
-        return processor, tokenizer
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=trust)
-    except Exception as exc:
-        raise ModelLoadError(_load_problem(model, "tokenizer", problem or exc)) from exc
-    if problem is not None:
-        reason = _load_problem(model, "processor", problem)
-        if _is_untrusted(problem):
-            raise ModelLoadError(reason) from problem
-        logger.warning("%s is served without media: %s", model, reason)
-    return None, tokenizer
-
-
-def _is_untrusted(exc: Exception) -> bool:
-    """Whether a part did not load because it is the model's own code."""
-    return "trust_remote_code" in str(exc)
-
-
-def _load_problem(model: str, what: str, exc: Exception) -> str:
-    """Return why a part of a model did not load, and what to do about it."""
-    text = " ".join(str(exc).split())
-    if _is_untrusted(exc):
-        return (
-            f"the {what} of {model} is code that the model ships; it is run only with "
-            "--trust-remote-code"
-        )
-    return f"the {what} of {model} cannot be loaded: {text[:400]}"
-
-
-def _template_of(processor: Any, tokenizer: Any) -> str | None:
-    """Return the chat template; some processors take none and leave it to the tokenizer."""
-    for owner in (processor, tokenizer):
-        template = getattr(owner, "chat_template", None)
-        if isinstance(template, Mapping):
-            template = template.get("default")
-        if isinstance(template, str) and template:
-            return template
-    return None
