@@ -84,6 +84,13 @@ class Settings(BaseSettings):
     media_cache_max_size_mb: float = Field(_DISK.max_bytes / MIB, gt=0, description="MiB.")
     media_cache_ttl_hours: float = Field(_DISK.max_age_s / 3600, gt=0, description="Hours.")
 
+    known_media: int = Field(
+        _FETCH.max_known_payloads,
+        ge=0,
+        description="Local files and downloads on disk whose identity is remembered while they "
+        "are unchanged: a hit on one reads nothing. 0: all are read each time.",
+    )
+
     # -- decoding
     media_loading_thread_count: int = Field(8, ge=1, description="Threads of the media pool.")
     video_loader_backend: str = Field("pyav", description="Default video decoder.")
@@ -287,6 +294,7 @@ class Settings(BaseSettings):
             audio_timeout_s=self.audio_fetch_timeout,
             idle_timeout_s=self.media_idle_timeout,
             max_retries=self.media_fetch_max_retries,
+            max_known_payloads=self.known_media,
         )
 
     @property

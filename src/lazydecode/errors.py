@@ -171,6 +171,12 @@ class MediaTooLargeError(UnprocessableMediaError):
     """The item is over a limit on encoded bytes, pixels, duration or decoded bytes."""
 
 
+class PayloadChangedError(UnprocessableMediaError):
+    """The source has other bytes now than when it was identified: it is to be fetched anew."""
+
+    retryable = True
+
+
 class OriginRefusedError(UnprocessableMediaError):
     """The origin answered that the client may not have this (a 4xx other than 408 and 429)."""
 

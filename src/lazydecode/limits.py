@@ -42,6 +42,9 @@ class FetchLimits:
     fetch's time-out, so that there is time for a second attempt."""
     max_retries: int = 3
     """Attempts in all for what can pass; a fetch's time-out covers them and their pauses."""
+    max_known_payloads: int = 16384
+    """Local files and downloads on disk whose identity is remembered while they are unchanged,
+    about 1 KB each; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
@@ -95,6 +96,12 @@ class AudioMediaIO(MediaIO[Audio]):
     def get_decode_spec(self) -> DecodeSpec:
         """All options, with the backend as it is used."""
         return self._spec
+
+    def identity_scope(self) -> Hashable | None:
+        """The options and the limits."""
+        if type(self) is not AudioMediaIO:
+            return None  # a subclass may go by more
+        return (AudioMediaIO, self._spec, self.limits)
 
     def get_max_bytes(self) -> int:
         """Largest encoded clip, in bytes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -19,6 +19,7 @@ import pybase64
 from lazydecode.errors import CorruptMediaError, MediaTooLargeError
 from lazydecode.media.headers import AudioHeader, ImageHeader, MediaHeader, VideoHeader
 from lazydecode.media.identity import EMPTY_SPEC, DecodeSpec, PayloadDigest, derive_media_key
+from lazydecode.media.lazy_payload import LazyPayload
 
 __all__ = [
     "EMPTY_SPEC",
@@ -52,10 +53,11 @@ class MediaRef(Generic[_T]):
 
     Args:
         decoder: Turns the payload into the media. It holds what it needs of the payload.
-        data: The encoded bytes.
+        data: The encoded bytes, or what reads them when they are needed.
         spec: How they are to be decoded; None is the empty spec.
         key: The identity; None derives it now with `derive_media_key`.
         header_probe: Reads the header on first use of `header`.
+        header: The header, if it is known; it is then not read.
         key_covers_spec: False when `key` is an identity from elsewhere (EXIF ImageID) that
             does not tell two decodes of the same media apart; hashing then adds the spec.
     """
@@ -77,21 +79,22 @@ class MediaRef(Generic[_T]):
     def __init__(
         self,
         decoder: Callable[[], _T],
-        data: bytes,
+        data: bytes | LazyPayload,
         spec: DecodeSpec | None = None,
         *,
         key: bytes | None = None,
         header_probe: HeaderProbe | None = None,
+        header: MediaHeader | None = None,
         key_covers_spec: bool = True,
     ) -> None:
         self._decoder: Callable[[], _T] | None = decoder
         self._data = data
         self._spec = EMPTY_SPEC if spec is None else spec
-        self._key = derive_media_key(data, self._spec) if key is None else key
+        self._key = derive_media_key(self.data, self._spec) if key is None else key
         self._key_covers_spec = key_covers_spec
         self._lock = threading.RLock()
         self._media: _T | _Missing = _MISSING
-        self._header: MediaHeader | _Missing | None = _MISSING
+        self._header: MediaHeader | _Missing | None = _MISSING if header is None else header
         self._header_probe = header_probe
         # Not `_lock`: reading a header must not wait for a decode that is under way.
         self._header_lock = threading.Lock()
@@ -113,13 +116,40 @@ class MediaRef(Generic[_T]):
 
     @property
     def data(self) -> bytes:
-        """The encoded bytes; `b""` once released."""
+        """The encoded bytes; `b""` once released. Blocks while a lazy payload is read.
+
+        Raises:
+            PayloadChangedError: If a lazy payload is not what was identified any more.
+        """
+        data = self._data
+        return data.load()[0] if isinstance(data, LazyPayload) else data
+
+    @property
+    def payload(self) -> bytes | LazyPayload:
+        """What holds the encoded bytes, read or not; refs over the same media share it."""
         return self._data
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the encoded bytes, which are not read for it; 0 once released."""
+        data = self._data
+        return data.num_bytes if isinstance(data, LazyPayload) else len(data)
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the encoded bytes are in memory."""
+        data = self._data
+        return not isinstance(data, LazyPayload) or data.is_loaded
 
     @property
     def is_decoded(self) -> bool:
         """Whether `decode` will return at once."""
         return self._media is not _MISSING
+
+    @property
+    def knows_header(self) -> bool:
+        """Whether `header` will return without a look at the encoded bytes."""
+        return not isinstance(self._header, _Missing)
 
     @property
     def header(self) -> MediaHeader | None:
@@ -194,7 +224,7 @@ class MediaRef(Generic[_T]):
             header_probe=lambda: self.header,
             key_covers_spec=self._key_covers_spec,
         )
-        fork._media = self._media
+        fork._header, fork._media = self._header, self._media
         return fork
 
     def renew(self) -> MediaRef[_T]:
@@ -211,7 +241,7 @@ class MediaRef(Generic[_T]):
             raise RuntimeError("cannot renew: the encoded media was released")
         if isinstance(decoder, _Derived):
             decoder = decoder.renew()
-        return MediaRef(
+        renewed = MediaRef(
             decoder,
             self._data,
             self._spec,
@@ -219,6 +249,8 @@ class MediaRef(Generic[_T]):
             header_probe=lambda: self.header,
             key_covers_spec=self._key_covers_spec,
         )
+        renewed._header = self._header
+        return renewed
 
     def release(self) -> None:
         """Let go of the payload and of the decoder; a running decode still finishes.
@@ -241,7 +273,7 @@ class MediaRef(Generic[_T]):
 
     def __repr__(self) -> str:
         state = "decoded" if self.is_decoded else "undecoded"
-        return f"<MediaRef {state}, {len(self._data)} bytes>"
+        return f"<MediaRef {state}, {self.num_bytes} bytes>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = (self.decode(), self._key, self._spec, self._key_covers_spec, self.header)
@@ -326,6 +358,14 @@ class MediaIO(ABC, Generic[_T]):
 
     def get_decode_spec(self) -> DecodeSpec | None:
         """Every setting that changes what is decoded; None is the empty spec."""
+        return None
+
+    def identity_scope(self) -> Hashable | None:
+        """Everything besides the bytes that `load_bytes_ref` goes by, what it refuses included.
+
+        Two decoders with equal scopes give the same bytes the same key and spec, so that an
+        answer can be remembered. None: not known, and never remembered.
+        """
         return None
 
     def probe_header(self, data: bytes) -> MediaHeader | None:

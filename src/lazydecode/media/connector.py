@@ -16,7 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from lazydecode.errors import BlockedURLError, LazyDecodeError, ValidationError
+from lazydecode.errors import (
+    BlockedURLError,
+    LazyDecodeError,
+    PayloadChangedError,
+    ValidationError,
+)
 from lazydecode.limits import FetchLimits, FetchPolicy
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
@@ -24,8 +29,9 @@ from lazydecode.media.budget import ByteBudget
 from lazydecode.media.data_urls import DataURL
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
-from lazydecode.media.fetch_trace import FetchTrace, current_trace, trace_fetch
+from lazydecode.media.fetch_trace import FetchTrace, current_trace, fill_trace, trace_fetch
 from lazydecode.media.http import HttpBody, HttpConnection, decode_content
+from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.payloads import (
     MediaPayload,
@@ -111,6 +117,7 @@ class MediaConnector:
         self._owns_connection = connection is None
         self._connection = connection or HttpConnection(limits=self.limits)
         self._download_cache = download_cache
+        self._known = KnownPayloads(self.limits.max_known_payloads)
         # What one policy allowed to be downloaded is not another one's to read.
         self._cache_scope = hashlib.sha256(repr(policy).encode()).hexdigest()[:16]
         self._executor = executor
@@ -326,17 +333,49 @@ class MediaConnector:
             return await self._run(refs_from_data, url, media_ios, max_bytes, current_trace())
         text = as_text(url).strip(" ")
         if text[:5].lower() == "file:":
+            trace = current_trace()
             return await self._run(
-                refs_from_file, self._local_files, text, media_ios, max_bytes, current_trace()
+                refs_from_file, self._local_files, self._known, text, media_ios, max_bytes, trace
             )
+        if self._download_cache is not None and len(self._known) and _is_http(text):
+            known = await self._find_downloaded(self._download_cache, text, media_ios, max_bytes)
+            if known is not None:
+                return known
         start = time.perf_counter()
         payload = await self.fetch_payload_async(text, max_bytes=max_bytes, timeout_s=timeout_s)
         fetched = time.perf_counter()
         refs = await self._run(build_refs, payload, media_ios)
+        if self._download_cache is not None and _is_http(text):
+            self._known.learn(_download(payload.digest.content()), payload.digest, media_ios, refs)
         if trace := current_trace():
-            trace.num_bytes = len(payload.data)
-            trace.fetch_s = fetched - start
-            trace.digest_s = time.perf_counter() - fetched
+            fill_trace(trace, trace.source, len(payload.data), start, fetched)
+        return refs
+
+    async def _find_downloaded(
+        self, cache: DownloadCache, url: str, media_ios: Sequence[MediaIO[Any]], max_bytes: int
+    ) -> list[MediaRef[Any]] | None:
+        """Return refs over what is on disk and was identified before; None if it is not."""
+        parsed = parse_url(url)
+        assert isinstance(parsed, HttpURL)
+        self._url_policy.check_url(parsed)
+        start = time.perf_counter()
+        key = self._cache_key(parsed)
+
+        def read_again() -> tuple[bytes, PayloadDigest]:
+            found = cache.get(key, max_bytes)
+            if found is None:
+                raise PayloadChangedError("the download cache has lost an entry")
+            return found
+
+        def find() -> list[MediaRef[Any]] | None:
+            content = cache.peek(key, max_bytes)
+            if content is None:
+                return None
+            return self._known.find(_download(content), media_ios, read_again)
+
+        refs = await self._run(find)
+        if refs is not None:
+            fill_trace(current_trace(), "disk", refs[0].num_bytes, start, time.perf_counter())
         return refs
 
     async def _run(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -373,6 +412,15 @@ class MediaConnector:
 
     def _cache_key(self, url: HttpURL) -> str:
         return f"{self._cache_scope} {url}"
+
+
+def _is_http(url: str) -> bool:
+    return url[:5].lower() in ("http:", "https")
+
+
+def _download(content: bytes) -> tuple[str, bytes]:
+    """Name a payload in the download cache by the digest that is recorded there."""
+    return "download", content
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 An entry is one file: a header line, then the payload. It is written under another name and
 renamed, so nobody sees half of one; its digest is checked on every read, so a damaged one is
 dropped. That digest is the payload's content identity, which the keys continue: the check
-costs no second pass.
+costs no second pass. Who has identified the payload before needs nothing but that digest.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from lazydecode.errors import MediaTooLargeError
 from lazydecode.limits import DownloadCacheLimits
@@ -35,6 +36,16 @@ _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _SUFFIX: Final = ".media"
 _TEMPORARY_MAX_AGE_S: Final = 3600.0
 _SCAN_INTERVAL_S: Final = 60.0
+
+
+class _Entry(NamedTuple):
+    """An open entry that has not expired."""
+
+    descriptor: int
+    """Stands at the payload."""
+    num_bytes: int
+    content: bytes
+    """The payload's content digest, as it was when it was kept."""
 
 
 class DownloadCache:
@@ -74,11 +85,44 @@ class DownloadCache:
         Raises:
             MediaTooLargeError: If the payload is larger than `max_bytes`; it is not read then.
         """
+        with self._open(url, max_bytes) as entry:
+            if entry is None:
+                return None
+            try:
+                data = read_up_to(entry.descriptor, entry.num_bytes)
+            except OSError:
+                return self._drop(self._path(url), "cannot be read")
+            digest = PayloadDigest(data)
+            if digest.content() != entry.content:
+                return self._drop(self._path(url), "is damaged")
+            return data, digest
+
+    def peek(self, url: str, max_bytes: int) -> bytes | None:
+        """Return the content digest of `url` as it was recorded, without reading the payload.
+
+        It becomes the youngest entry, as by `get`, which may still find it damaged.
+
+        Raises:
+            MediaTooLargeError: If the payload is larger than `max_bytes`.
+        """
+        with self._open(url, max_bytes) as entry:
+            return None if entry is None else entry.content
+
+    @contextmanager
+    def _open(self, url: str, max_bytes: int) -> Iterator[_Entry | None]:
+        """Open an entry at its payload; None if there is none that holds."""
         path = self._path(url)
         try:
             descriptor = os.open(path, _READ_FLAGS)
         except OSError:
-            return None
+            yield None
+            return
+        try:
+            yield self._check(path, descriptor, max_bytes)
+        finally:
+            os.close(descriptor)
+
+    def _check(self, path: Path, descriptor: int, max_bytes: int) -> _Entry | None:
         try:
             status = os.fstat(descriptor)
             num_bytes = status.st_size - _HEADER_BYTES
@@ -92,16 +136,10 @@ class DownloadCache:
                 return self._drop(path, "has expired")
             if num_bytes > max_bytes:
                 raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
-            data = read_up_to(descriptor, num_bytes)
-            digest = PayloadDigest(data)
-            if digest.content() != header[-_DIGEST_BYTES:]:
-                return self._drop(path, "is damaged")
             os.utime(descriptor)
         except OSError:
             return self._drop(path, "cannot be read")
-        finally:
-            os.close(descriptor)
-        return data, digest
+        return _Entry(descriptor, num_bytes, header[-_DIGEST_BYTES:])
 
     def put(self, url: str, data: bytes, digest: PayloadDigest) -> None:
         """Keep a complete payload; then make room. A failure is logged, not raised."""

@@ -24,7 +24,7 @@ def estimate_decoded_bytes(ref: MediaRef[Any]) -> int:
         return _audio_bytes(header, ref)
     if isinstance(header, VideoHeader):
         return _num_frames(header, ref) * header.width * header.height * 3
-    return len(ref.data) * _UNKNOWN_RATIO
+    return ref.num_bytes * _UNKNOWN_RATIO
 
 
 def _audio_bytes(header: AudioHeader, ref: MediaRef[Any]) -> int:
@@ -32,7 +32,7 @@ def _audio_bytes(header: AudioHeader, ref: MediaRef[Any]) -> int:
     if samples is None and header.duration_s is not None:
         samples = int(header.duration_s * header.rate_hz)
     if samples is None:
-        return len(ref.data) * _UNKNOWN_RATIO
+        return ref.num_bytes * _UNKNOWN_RATIO
     return samples * 4 * header.channels
 
 

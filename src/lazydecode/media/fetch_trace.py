@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextvars
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
+
+FetchSource: TypeAlias = Literal["", "data", "file", "http", "disk"]
+"""Where a payload came from; empty: a transport that does not say."""
 
 
 @dataclass(slots=True)
 class FetchTrace:
     """What one fetch did and how long it took; filled while `trace_fetch` is open."""
 
-    source: Literal["", "data", "file", "http", "disk"] = ""
+    source: FetchSource = ""
     is_shared: bool = False
     """Whether the download of a concurrent fetch was joined."""
     num_bytes: int = 0
@@ -43,3 +47,25 @@ def trace_fetch() -> Iterator[FetchTrace]:
 def current_trace() -> FetchTrace | None:
     """The trace that the running fetch is to fill, if anyone asked for one."""
     return _trace.get()
+
+
+def fill_trace(
+    trace: FetchTrace | None,
+    source: FetchSource,
+    num_bytes: int,
+    start: float,
+    fetched: float,
+) -> None:
+    """Note where a payload came from, and how long that and its digest took until now.
+
+    Args:
+        trace: What is filled, if anyone asked for it.
+        source: Where it came from.
+        num_bytes: Its length.
+        start: When the fetch began.
+        fetched: When its bytes were there.
+    """
+    if trace:
+        trace.source, trace.num_bytes = source, num_bytes
+        trace.fetch_s = fetched - start
+        trace.digest_s = time.perf_counter() - fetched

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -92,6 +93,12 @@ class ImageMediaIO(MediaIO[Image.Image]):
     def option_names(self) -> frozenset[str]:
         """Names of all options that mean something here."""
         return frozenset({"image_mode", "rgba_background_color"})
+
+    def identity_scope(self) -> Hashable | None:
+        """The options, the limits, and whether an ImageID counts."""
+        if type(self) is not ImageMediaIO:
+            return None  # a subclass may go by more
+        return (ImageMediaIO, self._spec, self.limits, self.trust_exif_image_id)
 
     def probe_header(self, data: bytes) -> ImageHeader | None:
         """Size after orientation, stored mode, format and frames; None if it does not parse."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Self
 
 from lazydecode.errors import BlockedURLError, CorruptMediaError, UnprocessableMediaError
 from lazydecode.media.urls import FileURL
@@ -24,6 +26,68 @@ _FILE_FLAGS: Final = (
     os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 )
 _CHANGED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
+_SETTLED_NS: Final = 2_000_000_000
+"""Age of the last change from which a later one cannot carry the same time: clocks of file
+systems tick as coarsely as that."""
+
+
+class FileState(NamedTuple):
+    """What tells that a file was not written to, replaced or touched since."""
+
+    device: int
+    inode: int
+    num_bytes: int
+    mtime_ns: int
+    ctime_ns: int
+    """Set by the kernel at every change; no program can choose it."""
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        """Return the state that a `stat` result tells of."""
+        return cls(
+            status.st_dev,
+            status.st_ino,
+            status.st_size,
+            status.st_mtime_ns,
+            status.st_ctime_ns,
+        )
+
+
+class LocalFile:
+    """A regular file that is open; made by `LocalFiles.open`."""
+
+    def __init__(self, descriptor: int, status: os.stat_result) -> None:
+        self._descriptor = descriptor
+        self._opened_ns = time.time_ns()
+        self.state = FileState.of(status)
+
+    def read(self) -> bytes:
+        """Return the content; of a file that grows meanwhile, as much as there was.
+
+        Raises:
+            UnprocessableMediaError: If it cannot be read.
+            CorruptMediaError: If it is empty.
+        """
+        try:
+            data = read_up_to(self._descriptor, self.state.num_bytes)
+        except OSError:
+            raise UnprocessableMediaError("the local file cannot be read") from None
+        if not data:
+            raise CorruptMediaError("the local file is empty")
+        return data
+
+    def is_settled(self) -> bool:
+        """Whether the state stands for what was read: asked after the reading.
+
+        False for a file that changed meanwhile or shortly before: one more change could leave
+        its times as they are.
+        """
+        if self._opened_ns - self.state.ctime_ns < _SETTLED_NS:
+            return False
+        try:
+            return FileState.of(os.fstat(self._descriptor)) == self.state
+        except OSError:  # The server of a network file system is gone.
+            return False
 
 
 class LocalFiles:
@@ -53,13 +117,28 @@ class LocalFiles:
         """Return the content of a file.
 
         Args:
-            url: Which file; its path may go through links that stay below the folder.
+            url: Which file.
             check_size: Raises if a file of that many bytes is too large. Called before reading.
 
         Raises:
-            BlockedURLError: If the file is not below the folder, or is not a regular file.
+            BlockedURLError: As `open`.
             UnprocessableMediaError: If it does not exist or cannot be read.
             CorruptMediaError: If it is empty.
+        """
+        with self.open(url) as file:
+            check_size(file.state.num_bytes)
+            return file.read()
+
+    @contextmanager
+    def open(self, url: FileURL) -> Iterator[LocalFile]:
+        """Open a file for the length of the block.
+
+        Args:
+            url: Which file; its path may go through links that stay below the folder.
+
+        Raises:
+            BlockedURLError: If the file is not below the folder, or is not a regular file.
+            UnprocessableMediaError: If it does not exist or cannot be opened.
         """
         try:
             resolved = Path(os.path.realpath(url.path))
@@ -71,19 +150,15 @@ class LocalFiles:
             )
         descriptor = self._open(resolved.relative_to(self._root).parts)
         try:
-            status = os.fstat(descriptor)
+            try:
+                status = os.fstat(descriptor)
+            except OSError:
+                raise UnprocessableMediaError("the local file cannot be read") from None
             if not stat.S_ISREG(status.st_mode):
                 raise BlockedURLError("The file URL does not name a regular file.")
-            check_size(status.st_size)
-            # Of a file that grows meanwhile, only what was checked.
-            data = read_up_to(descriptor, status.st_size)
-        except OSError:
-            raise UnprocessableMediaError("the local file cannot be read") from None
+            yield LocalFile(descriptor, status)
         finally:
             os.close(descriptor)
-        if not data:
-            raise CorruptMediaError("the local file is empty")
-        return data
 
     def _open(self, parts: tuple[str, ...]) -> int:
         """Open a file below the root by its resolved path; the caller closes the descriptor."""

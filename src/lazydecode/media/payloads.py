@@ -8,9 +8,10 @@ payload, and made for media threads.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
 from lazydecode.errors import BlockedURLError, LazyDecodeError, MediaTooLargeError
 from lazydecode.limits import FetchLimits
@@ -23,8 +24,9 @@ from lazydecode.media.data_urls import (
     parse_data_url,
     upper_bound,
 )
-from lazydecode.media.fetch_trace import FetchTrace
+from lazydecode.media.fetch_trace import FetchTrace, fill_trace
 from lazydecode.media.jpeg_sequence import is_jpeg_sequence
+from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.urls import FileURL, parse_url
 
@@ -87,11 +89,15 @@ def refs_from_data(
         text = normalize_text(parsed).decode("ascii")
         return [media_io.load_base64_ref(parsed.media_type, text) for media_io in media_ios]
     data = decode_data_url(parsed)
-    return _build_traced("data", start, data, media_ios, trace)
+    fetched = time.perf_counter()
+    refs = build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
+    fill_trace(trace, "data", len(data), start, fetched)
+    return refs
 
 
 def refs_from_file(
     local_files: LocalFiles | None,
+    known: KnownPayloads,
     url: str,
     media_ios: Sequence[MediaIO[Any]],
     max_bytes: int,
@@ -99,8 +105,12 @@ def refs_from_file(
 ) -> list[MediaRef[Any]]:
     """Return a ref for each decoder over a local file, which is read once.
 
+    A file that is unchanged since it was last read is only opened: its refs read it when they
+    are decoded.
+
     Args:
         local_files: The allowed folder; None: there is none.
+        known: Files that were read before.
         url: A `file:` URL.
         media_ios: The decoders.
         max_bytes: The strictest of all caps; checked before the file is read.
@@ -117,8 +127,29 @@ def refs_from_file(
         )
     parsed = parse_url(url)
     assert isinstance(parsed, FileURL)
-    data = local_files.read(parsed, lambda size: _check_size(size, media_ios, max_bytes))
-    return _build_traced("file", start, data, media_ios, trace)
+    check_size = partial(_check_size, media_ios=media_ios, max_bytes=max_bytes)
+    with local_files.open(parsed) as file:
+        check_size(file.state.num_bytes)
+        read_again = partial(_read_file, local_files, parsed, check_size)
+        refs = known.find(file.state, media_ios, read_again)
+        if refs is not None:
+            fill_trace(trace, "file", refs[0].num_bytes, start, time.perf_counter())
+            return refs
+        data = file.read()
+        fetched = time.perf_counter()
+        digest = PayloadDigest(data)
+        refs = build_refs(MediaPayload(data, digest), media_ios)
+        if file.is_settled():
+            known.learn(file.state, digest, media_ios, refs)
+    fill_trace(trace, "file", len(data), start, fetched)
+    return refs
+
+
+def _read_file(
+    local_files: LocalFiles, url: FileURL, check_size: Callable[[int], None]
+) -> tuple[bytes, PayloadDigest]:
+    data = local_files.read(url, check_size)
+    return data, PayloadDigest(data)
 
 
 def _check_size(num_bytes: int, media_ios: Sequence[MediaIO[Any]], max_bytes: int) -> None:
@@ -126,19 +157,3 @@ def _check_size(num_bytes: int, media_ios: Sequence[MediaIO[Any]], max_bytes: in
         media_io.check_size(num_bytes)
     if num_bytes > max_bytes:
         raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
-
-
-def _build_traced(
-    source: Literal["data", "file"],
-    start: float,
-    data: bytes,
-    media_ios: Sequence[MediaIO[Any]],
-    trace: FetchTrace | None,
-) -> list[MediaRef[Any]]:
-    fetched = time.perf_counter()
-    refs = build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
-    if trace:
-        trace.source, trace.num_bytes = source, len(data)
-        trace.fetch_s = fetched - start
-        trace.digest_s = time.perf_counter() - fetched
-    return refs

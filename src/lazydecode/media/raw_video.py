@@ -7,6 +7,7 @@ spec.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -63,6 +64,12 @@ class RawVideoMediaIO(MediaIO[RawVideo | DecodedVideo]):
     def get_decode_spec(self) -> DecodeSpec:
         """Says that nothing is decoded, which sets the key apart from that of any frames."""
         return self._spec
+
+    def identity_scope(self) -> Hashable | None:
+        """The limits; it has no options."""
+        if type(self) is not RawVideoMediaIO:
+            return None  # a subclass may go by more
+        return (RawVideoMediaIO, self._spec, self.limits)
 
     def probe_header(self, data: bytes) -> VideoHeader | None:
         """Size after rotation, rate, duration and frames; None if it does not parse."""

@@ -6,7 +6,7 @@ The frames that a decode returns, and their true times, are settled by the conta
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -174,6 +174,12 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
             return None
         own = self.video_loader.own_options | getattr(self.video_loader, "startup_options", set())
         return frozenset({"video_backend"} | SAMPLING_OPTIONS | SEQUENCE_OPTIONS | own)
+
+    def identity_scope(self) -> Hashable | None:
+        """The options, what checks them, and the limits."""
+        if type(self) is not VideoMediaIO:
+            return None  # a subclass may go by more
+        return (VideoMediaIO, type(self.video_loader), self._spec, self.limits)
 
     def probe_header(self, data: bytes) -> VideoHeader | None:
         """Size after rotation, rate, duration and frames; None if it does not parse."""

@@ -25,7 +25,6 @@ from typing import Any, Final, TypeVar
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
-from lazydecode.errors import MissingMediaError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
@@ -40,16 +39,12 @@ from lazydecode.renderers.caches import ClearedCaches, FrontendCaches, Purpose
 from lazydecode.renderers.chat import Conversation, check_item_counts, with_sounds
 from lazydecode.renderers.chunks import ChunkResolver
 from lazydecode.renderers.embeds import EmbeddingLoader, check_embeds
+from lazydecode.renderers.guards import naming_videos, time_limit
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
+from lazydecode.renderers.late import LateMedia
 from lazydecode.renderers.media import MediaFetcher, merge_media_io_kwargs
-from lazydecode.renderers.multimodal import (
-    Deliver,
-    Job,
-    MultiModalRunner,
-    naming_videos,
-    time_limit,
-)
+from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner
 from lazydecode.renderers.recordings import Recordings
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.renderers.warm_up import WarmUp
@@ -247,9 +242,6 @@ class BaseRenderer:
                         self._fetcher.fetch_all(media, decoders, hold=hold, timeline=timeline),
                     )
 
-            async def fetch_late() -> None:
-                await self._fetcher.fetch_late(items, decoders, hold=hold, timeline=timeline)
-
             try:
                 with time_limit(deadline):
                     async with asyncio.timeout_at(deadline):
@@ -264,7 +256,9 @@ class BaseRenderer:
                     cache_salt=request.cache_salt,
                     deadline=deadline,
                 )
-                yield RenderedRequest(self, job, timeline, fetch_late, skips_cache=skips_cache)
+                late = LateMedia(self._fetcher, items, decoders, hold, timeline)
+                job.load = late.load
+                yield RenderedRequest(self, job, timeline, late, skips_cache=skips_cache)
             finally:
                 for item in items:
                     item.release()
@@ -387,14 +381,14 @@ class RenderedRequest:
         renderer: BaseRenderer,
         job: Job,
         timeline: Timeline,
-        fetch_late: Callable[[], Awaitable[None]] | None = None,
+        late: LateMedia | None = None,
         *,
         skips_cache: bool = False,
     ) -> None:
         self._renderer = renderer
         self._job = job
         self._timeline = timeline
-        self._fetch_late = fetch_late
+        self._late = late
         self._skips_cache = skips_cache
         self.num_prompt_tokens = 0
         """Length of the prompt with expanded placeholders; 0 before it was processed."""
@@ -440,7 +434,7 @@ class RenderedRequest:
     ) -> MultiModalInput:
         if self._job.items and not with_payload:
             runner = self._renderer.runner
-            sketched = await self._with_late_items(
+            sketched = await self._with_repairs(
                 lambda: runner.render_from_headers(self._job, cache, self._timeline)
             )
             if sketched is not None:
@@ -481,25 +475,14 @@ class RenderedRequest:
                 take(_text_input(self._job.prompt))
             else:
                 runner = self._renderer.runner
-                await self._with_late_items(
-                    lambda: runner.run(self._job, cache, take, self._timeline)
-                )
+                await self._with_repairs(lambda: runner.run(self._job, cache, take, self._timeline))
         finally:
             self.processing_s += time.perf_counter() - started
 
-    async def _with_late_items(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Do `work`; what was not fetched, since the cache held it, is fetched if that lost it."""
-        items, deadline = self._job.items, self._job.deadline
-        try:
+    async def _with_repairs(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        if self._late is None:
             return await work()
-        except MissingMediaError:
-            if self._fetch_late is None or not any(item.origin for item in items):
-                raise
-        with time_limit(deadline):
-            async with asyncio.timeout_at(deadline):
-                await self._fetch_late()
-        self._job.deadline = deadline
-        return await work()
+        return await self._late.repaired(self._job, work)
 
 
 def _text_input(prompt_token_ids: list[int]) -> MultiModalInput:

@@ -284,4 +284,4 @@ def _failed(ref: MediaRef[Any], failure: BaseException) -> MediaRef[Any]:
     def fail() -> NoReturn:
         raise failure
 
-    return MediaRef(fail, ref.data, ref.spec, key=ref.key)
+    return MediaRef(fail, ref.payload, ref.spec, key=ref.key)

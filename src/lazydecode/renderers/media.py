@@ -15,6 +15,7 @@ from lazydecode.errors import (
     LazyDecodeError,
     MediaTooLargeError,
     OverloadedError,
+    PayloadChangedError,
     ValidationError,
 )
 from lazydecode.limits import RequestLimits
@@ -23,6 +24,7 @@ from lazydecode.media.base import MediaIO, MediaRef
 from lazydecode.media.connector import FetchTrace, MediaConnector, trace_fetch
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.image import ImageMediaIO
+from lazydecode.media.lazy_payload import LazyPayload
 from lazydecode.media.video import VideoMediaIO
 from lazydecode.processing.context import BaseProcessingInfo
 from lazydecode.renderers.chat import MediaRequest
@@ -39,6 +41,8 @@ _MEDIA_IO: Final[Mapping[str, type[MediaIO[Any]]]] = {
 }
 _GUESS_BYTES: Final = 1024 * 1024
 """Reserved for an item whose size is not known before it was fetched."""
+_MAX_CHANGES: Final = 3
+"""How often what changes while it is read is identified anew."""
 
 
 @dataclass(slots=True)
@@ -51,9 +55,14 @@ class EncodedItem:
     ref: MediaRef[Any] | None
     """None: the client gave a uuid alone, or a cache holds the item."""
     origin: MediaRequest | None = None
-    """Where to fetch what was not fetched, should the cache have lost it."""
+    """Where to fetch it, late or anew; None for what came with the request."""
     of_video: int | None = None
     """For the sound of a video: the video's index."""
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether it was not fetched, since a cache held it."""
+        return self.ref is None and self.origin is not None
 
     def new_ref(self) -> MediaRef[Any] | None:
         """An undecoded ref over the same payload, to be decoded and released by its taker."""
@@ -173,14 +182,14 @@ class MediaFetcher:
         await hold.require(known + unknown * _GUESS_BYTES)
         items = await self._fetch_each(media, decoders, timeline)
         try:
-            total = self._check_total(_payload_bytes(items))
+            total = self._check_totals(items)
             try:
                 await hold.require(total)
             except OverloadedError:
                 # Larger than expected, and memory is short: wait for a turn with nothing held,
                 # then fetch again what can be fetched again.
                 items = await self._fetch_again(media, decoders, items, total, hold, timeline)
-                total = self._check_total(_payload_bytes(items))
+                total = self._check_totals(items)
                 await hold.require(total)
             hold.shrink(total)
         except BaseException:
@@ -201,21 +210,101 @@ class MediaFetcher:
         Raises:
             LazyDecodeError: The first failure, with its item named.
         """
-        late = [(item, item.origin) for item in items if item.origin is not None]
-        present = _payload_bytes(items)
-        await hold.require(present + len(late) * _GUESS_BYTES)
-        for _, origin in late:
-            origin.is_held = False
-        fetched = await self._fetch_each([origin for _, origin in late], decoders, timeline)
+        late = [item for item in items if item.is_left_out]
+        await hold.require(_payload_bytes(items) + len(late) * _GUESS_BYTES)
+        await self._replace(items, late, decoders, hold, timeline)
+
+    async def fetch_changed(
+        self,
+        items: Sequence[EncodedItem],
+        decoders: Mapping[str, MediaIO[Any]],
+        *,
+        hold: EncodedHold,
+        timeline: Timeline,
+    ) -> None:
+        """Identify anew what was identified from memory: some of it is not that any more.
+
+        All payloads are in memory afterwards, and cannot change again.
+
+        Raises:
+            PayloadChangedError: If it changes faster than it can be read.
+            LazyDecodeError: The first failure, with its item named.
+        """
+        for _ in range(_MAX_CHANGES):
+            unread = [item for item in items if item.ref is not None and not item.ref.is_loaded]
+            await self._replace(items, unread, decoders, hold, timeline)
+            refs = [(item.modality, item.index, item.ref) for item in unread if item.ref]
+            try:
+                await self.load(refs, hold)
+            except PayloadChangedError as exc:
+                changed = exc
+            else:
+                return
+        raise changed
+
+    async def load(
+        self,
+        wanted: Sequence[tuple[str, int, MediaRef[Any]]],
+        hold: EncodedHold,
+    ) -> None:
+        """Read the payloads of some items, if they were left unread.
+
+        Args:
+            wanted: Modality, index and ref of those whose bytes are needed.
+            hold: What the request holds of the memory budget.
+
+        Raises:
+            PayloadChangedError: If one is not what was identified any more; it names the item.
+            OverloadedError: If there is no room for them, or not in time.
+        """
+        unread = {
+            id(payload): (payload, modality, index)
+            for modality, index, ref in wanted
+            if isinstance(payload := ref.payload, LazyPayload) and not payload.is_loaded
+        }
+        if not unread:
+            return
+        total = hold.nbytes + sum(payload.num_bytes for payload, _, _ in unread.values())
         try:
-            total = self._check_total(present + _payload_bytes(fetched))
+            await hold.require(total)
+        except OverloadedError:
+            # Memory is short: wait for a turn with nothing held.
+            await hold.release()
+            await hold.require(total)
+        loop, executor = asyncio.get_running_loop(), self._connector.executor.quick
+        jobs = [loop.run_in_executor(executor, payload.load) for payload, _, _ in unread.values()]
+        # Also when cancelled: what threads still read is held until they have ended.
+        results = await await_with_cancellation_drain(asyncio.gather(*jobs, return_exceptions=True))
+        for result, (_, modality, index) in zip(results, unread.values(), strict=True):
+            if isinstance(result, LazyDecodeError):
+                raise result.at(modality, index) from result
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _replace(
+        self,
+        items: Sequence[EncodedItem],
+        stale: Sequence[EncodedItem],
+        decoders: Mapping[str, MediaIO[Any]],
+        hold: EncodedHold,
+        timeline: Timeline,
+    ) -> None:
+        """Fetch the refs of some of the request's items."""
+        origins = [item.origin for item in stale if item.origin is not None]
+        for origin in origins:
+            origin.is_held = False
+        fetched = await self._fetch_each(origins, decoders, timeline)
+        try:
+            others = [item for item in items if item not in stale]
+            total = self._check_totals([*others, *fetched])
             await hold.require(total)
             hold.shrink(total)
         except BaseException:
             _release(fetched)
             raise
-        for (item, _), new in zip(late, fetched, strict=True):
-            item.ref, item.origin = new.ref, None
+        for item, new in zip(stale, fetched, strict=True):
+            item.release()
+            item.ref = new.ref
 
     async def _fetch_again(
         self,
@@ -237,6 +326,11 @@ class MediaFetcher:
         for at, item in zip(remote, fetched, strict=True):
             renewed[at] = item
         return renewed
+
+    def _check_totals(self, items: Sequence[EncodedItem]) -> int:
+        """Check the size of all payloads; return that of those in memory."""
+        self._check_total(_payload_bytes(items, with_unread=True))
+        return _payload_bytes(items)
 
     def _check_total(self, total: int) -> int:
         limit = self._limits.max_encoded_bytes_per_request
@@ -310,8 +404,8 @@ async def _wait_for_item(
     item: MediaRequest, task: asyncio.Task[Fetched] | None, timeline: Timeline
 ) -> EncodedItem:
     record = timeline.item(item.modality, item.index)
+    origin = None if item.source is None else item
     if task is None:
-        origin = item if item.is_held else None
         return EncodedItem(item.modality, item.index, item.uuid, None, origin, item.of_video)
     is_sound = item.of_video is not None
     where = ("video", item.of_video) if item.of_video is not None else (item.modality, item.index)
@@ -324,10 +418,10 @@ async def _wait_for_item(
     # Items that share a fetch are released one by one: each needs a ref of its own.
     ref = refs[is_sound].renew()
     if not is_sound:
-        record.num_bytes = len(ref.data)
+        record.num_bytes = ref.num_bytes
         record.add("fetch", trace.fetch_s)
         record.add("digest", trace.digest_s)
-    return EncodedItem(item.modality, item.index, item.uuid, ref, None, item.of_video)
+    return EncodedItem(item.modality, item.index, item.uuid, ref, origin, item.of_video)
 
 
 def _release(items: Iterable[EncodedItem]) -> None:
@@ -335,10 +429,11 @@ def _release(items: Iterable[EncodedItem]) -> None:
         item.release()
 
 
-def _payload_bytes(items: Iterable[EncodedItem]) -> int:
-    """Encoded bytes of all items; a payload that several share exists once."""
-    payloads = [item.ref.data for item in items if item.ref is not None]
-    return sum({id(data): len(data) for data in payloads}.values())
+def _payload_bytes(items: Iterable[EncodedItem], *, with_unread: bool = False) -> int:
+    """Encoded bytes of all items in memory; a payload that several share exists once."""
+    refs = [item.ref for item in items if item.ref is not None]
+    sizes = {id(ref.payload): ref.num_bytes for ref in refs if with_unread or ref.is_loaded}
+    return sum(sizes.values())
 
 
 def _known_bytes(item: MediaRequest) -> int:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
-    contextmanager,
     nullcontext,
     suppress,
 )
@@ -18,11 +17,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.errors import (
-    InvalidRequestError,
     LazyDecodeError,
     MediaTooLargeError,
     MissingMediaError,
-    TimeLimitError,
 )
 from lazydecode.inputs import MultiModalInput
 from lazydecode.limits import RequestLimits
@@ -30,18 +27,25 @@ from lazydecode.media.base import MediaRef
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.models.generic import GenericMultiModalProcessor
-from lazydecode.processing.failures import of_sound
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.timing import TimingContext
-from lazydecode.renderers.chat import MediaRequest
 from lazydecode.renderers.chunks import ChunkResolver
+from lazydecode.renderers.guards import (
+    check_placeholders,
+    client_errors,
+    naming_videos,
+    time_limit,
+)
 from lazydecode.renderers.identities import ItemIdentities, NamedItem
 from lazydecode.renderers.media import EncodedItem
 from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")
+
+Load: TypeAlias = Callable[[Sequence[tuple[str, int, MediaRef[Any]]]], Awaitable[None]]
+"""Takes modality, index and ref of the items whose bytes are needed."""
 
 
 @dataclass(slots=True)
@@ -61,6 +65,8 @@ class Job:
     """Time of the event loop by which the first processing must have ended; None: no limit."""
     is_paid: bool = False
     """Whether the memory of the decoded items is reserved already, by who made the job."""
+    load: Load | None = None
+    """Reads payloads that were left unread, within the budget; None: all were read."""
 
 
 Deliver: TypeAlias = Callable[[MultiModalInput], None]
@@ -130,7 +136,7 @@ class MultiModalRunner:
                 inputs, named = self._build_inputs(job, cache, refs)
                 async with AsyncExitStack() as stack:
                     with timeline.stage("budget"):
-                        estimate = 0 if job.is_paid else await self._estimate(inputs)
+                        estimate = 0 if job.is_paid else await self._estimate(job, inputs, deadline)
                         async with asyncio.timeout_at(deadline):
                             await stack.enter_async_context(self._budget.reserve(estimate))
                     cancellation = _Cancellation()
@@ -162,8 +168,13 @@ class MultiModalRunner:
         try:
             with timeline.stage("headers"), client_errors(), naming_videos(job.items):
                 inputs, _ = self._build_inputs(job, cache, refs)
-                if not self._find_missing(inputs):
+                missing = self._find_missing(inputs)
+                if not missing:
                     return None
+                if job.load is not None:
+                    # What a chunk model's videos give is worked out from their headers always.
+                    needed = missing if self._chunks is None else _all_refs(inputs)
+                    await job.load([item for item in needed if not item[2].knows_header])
                 return await self._on(
                     self._processing, lambda: self._render_from_headers(processor, job, inputs)
                 )
@@ -307,8 +318,10 @@ class MultiModalRunner:
 
     # -- the budget
 
-    async def _estimate(self, inputs: ProcessorInputs) -> int:
+    async def _estimate(self, job: Job, inputs: ProcessorInputs, deadline: float | None) -> int:
         """Decoded bytes of the items that no cache holds, from their headers.
+
+        Their payloads are read now, if they were not: all that follows finds them in memory.
 
         Asking changes no order. Other requests may change the answer until phase 1; what is
         then decoded beyond the estimate is an item that was evicted in between.
@@ -316,6 +329,9 @@ class MultiModalRunner:
         missing = self._find_missing(inputs)
         if not missing:
             return 0
+        if job.load is not None:
+            async with asyncio.timeout_at(deadline):
+                await job.load(missing)
         options = inputs.hf_processor_mm_kwargs
         return await self._on(self._executor, lambda: self._sum_up(missing, options))
 
@@ -420,52 +436,14 @@ class MultiModalRunner:
         return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
-def check_placeholders(prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
-    """Refuse items of which the model sees nothing: it cannot run with tensors for no token."""
-    for modality, places in prompt["mm_placeholders"].items():
-        for position, place in enumerate(places):
-            if place.num_embeds == 0:
-                name, index = inputs.mm_data_items[modality].get_client_position(position)
-                raise InvalidRequestError(
-                    f"the {name} at index {index} is too short or too small: "
-                    "the model makes no tokens of it",
-                    modality=name,
-                    index=index,
-                )
-
-
-@contextmanager
-def client_errors() -> Iterator[None]:
-    """Turn the ValueErrors in which lower rooms state rules on options into the client's error."""
-    try:
-        yield
-    except LazyDecodeError:
-        raise
-    except ValueError as exc:
-        raise InvalidRequestError(str(exc)) from exc
-
-
-@contextmanager
-def time_limit(deadline: float | None) -> Iterator[None]:
-    """Turn a TimeoutError that a deadline caused into the client's error."""
-    try:
-        yield
-    except TimeoutError as exc:
-        if deadline is None or asyncio.get_running_loop().time() < deadline:
-            raise
-        raise TimeLimitError("the request was not rendered within the server's time limit") from exc
-
-
-@contextmanager
-def naming_videos(items: Sequence[EncodedItem] | Sequence[MediaRequest]) -> Iterator[None]:
-    """Name the video in errors about a sound that came with it: the client knows no other item."""
-    try:
-        yield
-    except LazyDecodeError as exc:
-        for item in items:
-            if item.of_video is not None and (exc.modality, exc.index) == ("audio", item.index):
-                raise of_sound(exc, item.index, item.of_video) from exc.__cause__
-        raise
+def _all_refs(inputs: ProcessorInputs) -> list[tuple[str, int, MediaRef[Any]]]:
+    """Return modality, index and ref of all items that have data."""
+    return [
+        (modality, items.get_original_index(position), ref)
+        for modality, items in inputs.mm_data_items.items()
+        for position in range(items.get_count())
+        if isinstance(ref := items.get_raw(position), MediaRef)
+    ]
 
 
 class _Cancellation:

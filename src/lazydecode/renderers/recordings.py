@@ -185,7 +185,7 @@ class Recording:
         """Return a ref to the recording as one item, with the identity that it has everywhere."""
         return MediaRef(
             partial(self._decode_whole, plan),
-            self._ref.data,
+            self._ref.payload,
             self._ref.spec,
             key=self._ref.key,
             header_probe=lambda: AudioHeader(plan.rate_hz, 1, plan.duration_s, plan.num_samples),
@@ -210,7 +210,7 @@ class Recording:
         header = AudioHeader(piece.rate_hz, 1, num_samples / piece.rate_hz, num_samples)
         return MediaRef(
             partial(self._cut, piece),
-            self._ref.data,
+            self._ref.payload,
             spec,
             key=derive_media_key(self._ref.key, spec),
             header_probe=lambda: header,

@@ -1,0 +1,62 @@
+"""What every request goes through: its errors in the client's terms, and its time limit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from lazydecode.errors import InvalidRequestError, LazyDecodeError, TimeLimitError
+from lazydecode.inputs import MultiModalInput
+from lazydecode.processing.failures import of_sound
+from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.renderers.chat import MediaRequest
+from lazydecode.renderers.media import EncodedItem
+
+
+def check_placeholders(prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
+    """Refuse items of which the model sees nothing: it cannot run with tensors for no token."""
+    for modality, places in prompt["mm_placeholders"].items():
+        for position, place in enumerate(places):
+            if place.num_embeds == 0:
+                name, index = inputs.mm_data_items[modality].get_client_position(position)
+                raise InvalidRequestError(
+                    f"the {name} at index {index} is too short or too small: "
+                    "the model makes no tokens of it",
+                    modality=name,
+                    index=index,
+                )
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Turn the ValueErrors in which lower rooms state rules on options into the client's error."""
+    try:
+        yield
+    except LazyDecodeError:
+        raise
+    except ValueError as exc:
+        raise InvalidRequestError(str(exc)) from exc
+
+
+@contextmanager
+def time_limit(deadline: float | None) -> Iterator[None]:
+    """Turn a TimeoutError that a deadline caused into the client's error."""
+    try:
+        yield
+    except TimeoutError as exc:
+        if deadline is None or asyncio.get_running_loop().time() < deadline:
+            raise
+        raise TimeLimitError("the request was not rendered within the server's time limit") from exc
+
+
+@contextmanager
+def naming_videos(items: Sequence[EncodedItem] | Sequence[MediaRequest]) -> Iterator[None]:
+    """Name the video in errors about a sound that came with it: the client knows no other item."""
+    try:
+        yield
+    except LazyDecodeError as exc:
+        for item in items:
+            if item.of_video is not None and (exc.modality, exc.index) == ("audio", item.index):
+                raise of_sound(exc, item.index, item.of_video) from exc.__cause__
+        raise

@@ -1,0 +1,69 @@
+"""Media that a request turns out to need after it was fetched without them, or has outdated.
+
+What is known of old is neither fetched nor read: an item that a cache holds under a uuid, and
+a payload that was identified before. Most requests end without either. The others come here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lazydecode.errors import LazyDecodeError, MissingMediaError, PayloadChangedError
+from lazydecode.media.base import MediaIO, MediaRef
+from lazydecode.renderers.guards import time_limit
+from lazydecode.renderers.hold import EncodedHold
+from lazydecode.renderers.media import EncodedItem, MediaFetcher
+from lazydecode.renderers.multimodal import Job
+from lazydecode.renderers.timeline import Timeline
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class LateMedia:
+    """How one request gets what it was not given at first. For its event loop."""
+
+    fetcher: MediaFetcher
+    items: Sequence[EncodedItem]
+    decoders: Mapping[str, MediaIO[Any]]
+    hold: EncodedHold
+    timeline: Timeline
+
+    async def load(self, wanted: Sequence[tuple[str, int, MediaRef[Any]]]) -> None:
+        """Read the payloads of these (modality, index, ref), as `MediaFetcher.load`."""
+        await self.fetcher.load(wanted, self.hold)
+
+    async def repaired(self, job: Job, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Do `work`; again when more of the media is there, if it failed for want of that.
+
+        What was not fetched, since the cache held it, is fetched if that lost it. What was
+        identified from memory is identified anew if it turns out to have changed. Each can
+        happen once: what is fetched for it is there from then on.
+
+        Args:
+            job: What is processed; repairs count for its deadline.
+            work: Processes it.
+
+        Raises:
+            LazyDecodeError: What `work` raised, if there is nothing to repair, or a repair.
+        """
+        deadline = job.deadline
+        repaired: set[type[LazyDecodeError]] = set()
+        while True:
+            try:
+                return await work()
+            except (MissingMediaError, PayloadChangedError) as exc:
+                is_lost = isinstance(exc, MissingMediaError)
+                if type(exc) in repaired:
+                    raise
+                if is_lost and not any(item.is_left_out for item in self.items):
+                    raise
+                repaired.add(type(exc))
+            fetch = self.fetcher.fetch_late if is_lost else self.fetcher.fetch_changed
+            with time_limit(deadline):
+                async with asyncio.timeout_at(deadline):
+                    await fetch(self.items, self.decoders, hold=self.hold, timeline=self.timeline)
+            job.deadline = deadline
