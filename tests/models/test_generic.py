@@ -228,12 +228,17 @@ def test_more_items_than_the_family_takes_are_refused(frontend: LoadFrontend) ->
         model.info.parse_mm_data({"audio": [clip, clip]})
 
 
-def test_embeddings_are_refused(frontend: LoadFrontend) -> None:
+@pytest.mark.parametrize(
+    ("width", "message"),
+    [(8, "hidden size 8; the model's is 64"), (64, "need their image_grid_thw")],
+)
+def test_embeddings_that_the_model_cannot_place_are_refused(
+    frontend: LoadFrontend, width: int, message: str
+) -> None:
     model = frontend("qwen2_vl")
     prompt = model.render_chat(user(IMAGE))
-    with pytest.raises(LazyDecodeError, match="embeddings") as caught:
-        processor(model).apply(inputs(model, prompt, {"image": [torch.zeros(4, 8)]}))
-    assert caught.value.status == 400
+    with pytest.raises(ValueError, match=message):
+        processor(model).apply(inputs(model, prompt, {"image": [torch.zeros(4, width)]}))
 
 
 # -- identity and threads

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.utils.import_utils import is_torchcodec_usable
 
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.errors import InvalidRequestError, MediaTooLargeError, UnprocessableMediaError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.limits import DecodeLimits
+from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.raw_video import RawVideoMediaIO
 from lazydecode.media.video import VideoMediaIO
 from lazydecode.models.containers import ContainerReader
@@ -37,13 +39,16 @@ def apply(frontend: LoadFrontend, media: Any, cache: Any = None, **options: Any)
 
 
 def theirs(folder: Path, files: Sequence[Path], **options: Any) -> dict[str, Any]:
+    """What the class makes of the files; of all their frames, where it cannot open files."""
     reference = Reference(str(folder))
     prompt = reference.text(user(*[VIDEO for _ in files], text(" and?")))
-    return dict(
-        reference.processor(
-            text=[prompt], videos=[str(f) for f in files], return_tensors="pt", **options
-        )
-    )
+    videos: list[Any] = [str(file) for file in files]
+    if not is_torchcodec_usable(decode="video"):
+        decoded = [VideoMediaIO(ImageMediaIO(), num_frames=-1).load_file(f) for f in files]
+        videos = [torch.from_numpy(frames).permute(0, 3, 1, 2) for frames, _ in decoded]
+        facts = ("total_num_frames", "fps", "duration", "width", "height")
+        options["video_metadata"] = [{f: about[f] for f in facts} for _, about in decoded]
+    return dict(reference.processor(text=[prompt], videos=videos, return_tensors="pt", **options))
 
 
 @pytest.mark.parametrize("options", [{}, {"fps": 5}, {"num_frames": 7, "fps": None}], ids=str)

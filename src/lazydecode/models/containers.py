@@ -17,13 +17,16 @@ from lazydecode.errors import InvalidRequestError, LazyDecodeError, Unprocessabl
 from lazydecode.limits import DecodeLimits
 from lazydecode.media.headers import VideoHeader
 from lazydecode.media.raw_video import RawVideo
+from lazydecode.media.video import VIDEO_LOADER_REGISTRY, backend_fingerprint
 from lazydecode.media.video_backends.base import check_frame_bytes, check_frame_count
 from lazydecode.models.registry import FamilyRecord
 
 logger = logging.getLogger(__name__)
 
-_READER: Final = "torchcodec"
-"""What transformers opens videos with; it decodes with nothing else."""
+_TORCHCODEC: Final = "torchcodec"
+"""What transformers opens videos with."""
+_PYAV: Final = "pyav"
+"""What stands in for it where its libraries cannot be loaded."""
 _MAX_JITTER: Final = 0.01
 """Part of a frame's duration by which frames of a constant rate may be early or late."""
 
@@ -34,11 +37,19 @@ class ContainerReader:
     Args:
         part: The processor's video part.
         limits: What one video may yield.
+        reader: What decodes the frames that the class chooses: `torchcodec` as in transformers,
+            or `pyav`.
     """
 
-    def __init__(self, part: Any, limits: DecodeLimits) -> None:
+    def __init__(self, part: Any, limits: DecodeLimits, reader: str) -> None:
         self.part = part
         self.limits = limits
+        self.reader = reader
+
+    @property
+    def fingerprint(self) -> str:
+        """The library that decodes, and its version."""
+        return backend_fingerprint(self.reader)
 
     def open(self, videos: Sequence[RawVideo]) -> tuple[Any, list[str]]:
         """Return a copy of the part that reads these videos, and their names for it."""
@@ -73,7 +84,7 @@ class ContainerReader:
             "duration": header.duration_s,
             "width": header.width,
             "height": header.height,
-            "video_backend": _READER,
+            "video_backend": self.reader,
         }
         scoped = options.get("videos_kwargs") or {}
         known = getattr(getattr(self.part, "valid_kwargs", None), "__annotations__", {})
@@ -106,7 +117,9 @@ class ContainerReader:
             return indices
 
         try:
-            return VIDEO_DECODERS[_READER](video.data, sample)
+            if self.reader == _PYAV:
+                return _read_with_pyav(video, sample, self.limits)
+            return VIDEO_DECODERS[_TORCHCODEC](video.data, sample)
         except (LazyDecodeError, MemoryError):
             raise
         except Exception as exc:
@@ -114,6 +127,43 @@ class ContainerReader:
             raise UnprocessableMediaError(
                 f"the model's own reader cannot decode the video ({type(exc).__name__})"
             ) from exc
+
+
+def _read_with_pyav(
+    video: RawVideo, sample: Callable[[Any], Any], limits: DecodeLimits
+) -> tuple[Any, Any]:
+    """Return what transformers' reader does: uint8 frames (frames, 3, height, width), metadata.
+
+    Raises:
+        UnprocessableMediaError: If a chosen frame does not decode.
+        MediaTooLargeError: If the frames are over a limit.
+    """
+    import torch
+    from transformers.video_utils import VideoMetadata
+
+    header = video.header
+    if not header.num_frames or not header.fps:
+        raise UnprocessableMediaError(
+            "the model's own reader needs to know how many frames the video has, and how fast"
+        )
+    metadata = VideoMetadata(
+        total_num_frames=header.num_frames,
+        fps=header.fps,
+        duration=header.duration_s,
+        width=header.width,
+        height=header.height,
+        video_backend=_PYAV,
+    )
+    indices = [int(index) for index in sample(metadata)]
+    loader = VIDEO_LOADER_REGISTRY.load(_PYAV)
+    loader.limits = limits
+    frames, found = loader.load_bytes(video.data, frame_indices=indices)
+    if found["frames_indices"] != indices:
+        raise UnprocessableMediaError(
+            "the model's own reader cannot decode the video (some of its frames are damaged)"
+        )
+    metadata.frames_indices = indices
+    return torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous(), metadata
 
 
 def _choose(sample_frames: Callable[..., Any], metadata: Any, options: Mapping[str, Any]) -> Any:
@@ -134,20 +184,20 @@ def _choose(sample_frames: Callable[..., Any], metadata: Any, options: Mapping[s
 def container_reader(
     processor: Any, record: FamilyRecord, limits: DecodeLimits
 ) -> ContainerReader | None:
-    """Return what reads a family's videos, if it wants the containers and can open them here."""
+    """Return what reads a family's videos, if it wants the containers."""
     part = getattr(processor, "video_processor", None)
     if "video" not in record.raw_media or part is None:
         return None
     from transformers.utils.import_utils import is_torchcodec_usable
 
-    if not is_torchcodec_usable(decode="video"):
-        logger.warning(
-            "%s opens videos itself, with torchcodec, which cannot be loaded here: its videos "
-            "are decoded as other models' are (install lazydecode[torchcodec])",
-            type(processor).__name__,
-        )
-        return None
-    return ContainerReader(part, limits)
+    if is_torchcodec_usable(decode="video"):
+        return ContainerReader(part, limits, _TORCHCODEC)
+    logger.info(
+        "%s opens videos itself, with torchcodec, which cannot be loaded here: PyAV reads the "
+        "frames that it chooses",
+        type(processor).__name__,
+    )
+    return ContainerReader(part, limits, _PYAV)
 
 
 def _is_even(header: VideoHeader) -> bool:

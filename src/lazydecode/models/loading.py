@@ -301,6 +301,8 @@ def _load_multimodal(
         processor, options=options.defaults, texts=texts, raw_pixels=settings.raw_pixels
     )
     named = {m: sorted(named_ids(config, m)) for m in MODALITIES}
+    if containers is not None:
+        description = {**description, "containers": containers.fingerprint}
     mark = fingerprint({**description, "template": chat.template, "embeds": named})
     folder = settings.proof_cache
     found = _find_out(
