@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from lazydecode.models.field_inference import FieldInferenceError
 from lazydecode.models.item import planes_of, shape_of, token_difference
 from tests.models.conftest import LoadFrontend
 from tests.models.reference import clip, picture, sound
+from tests.models.test_generic import inputs, processor, user
 
 
 def test_planes_are_the_pictures_channels() -> None:
@@ -69,19 +70,31 @@ def test_the_token_difference_is_what_replaced_the_placeholder(frontend: LoadFro
         )
 
 
-def test_a_worker_thread_gives_torch_one_thread(frontend: LoadFrontend) -> None:
-    model = frontend("qwen2_vl")
-    assert model.mm_processor is not None
-    family = model.mm_processor.family
+@pytest.mark.parametrize("family", ["qwen2_vl", "molmo2"])
+def test_bits_do_not_depend_on_how_many_threads_torch_has(
+    frontend: LoadFrontend, family: str
+) -> None:
+    model = frontend(family)
+    prompt = model.render_chat(user({"type": "image"}))
     seen: list[int] = []
 
-    def work() -> None:
-        family.process("image", picture(60, 60))
+    def tensors() -> Any:
+        items = processor(model).apply(inputs(model, prompt, {"image": [picture(150, 100)]}))
         seen.append(torch.get_num_threads())
+        return items["mm_kwargs"]["image"][0]
 
     before = torch.get_num_threads()
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    torch.set_num_threads(before)
-    assert seen == [1]
+    try:
+        torch.set_num_threads(1)
+        one = tensors()
+        torch.set_num_threads(4)
+        four = tensors()
+        with ThreadPoolExecutor(1) as pool:
+            beside = pool.submit(tensors).result()
+    finally:
+        torch.set_num_threads(before)
+    # The main thread's setting is the caller's; a worker's is one from its first call on.
+    assert seen == [1, 4, 1]
+    for name, element in one.items():
+        assert torch.equal(element.data, four[name].data), name
+        assert torch.equal(element.data, beside[name].data), name

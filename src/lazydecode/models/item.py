@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -155,7 +154,6 @@ class ItemProcessor:
         Raises:
             InvalidRequestError: If the processor refuses it.
         """
-        _limit_torch_threads()
         try:
             return self.call(text, media, options, substitutes=substitutes)
         except (LazyDecodeError, MemoryError, RecursionError):
@@ -190,20 +188,6 @@ def _shape_read(video: RawVideo, output: ProcessorOutput) -> tuple[Any, ...]:
     metadata["frames_indices"] = [int(index) for index in metadata["frames_indices"]]
     metadata |= {"width": video.header.width, "height": video.header.height}
     return video_shape(metadata)
-
-
-_thread = threading.local()
-
-
-def _limit_torch_threads() -> None:
-    """Give torch one thread in each worker thread: two on one call won 3 to 20 % where nothing
-    else ran, and lost a factor of ten where other work held the cores. The main thread's setting
-    is the caller's."""
-    if getattr(_thread, "is_limited", False):
-        return
-    _thread.is_limited = True
-    if threading.current_thread() is not threading.main_thread():
-        torch.set_num_threads(1)
 
 
 def planes_of(image: Image.Image) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any, Final
 from lazydecode.media.raw_video import RawVideo
 from lazydecode.models.containers import ContainerReader
 from lazydecode.models.tokenization import PromptTokenizer
+from lazydecode.models.torch_threads import one_torch_thread
 
 TEXT_KEYS: Final = frozenset(
     {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "position_ids"}
@@ -171,7 +172,7 @@ class ProcessorCall:
             arguments[self.audio_name] = media.audios
             if self.sampling_rate is not None:
                 arguments.setdefault("sampling_rate", self.sampling_rate)
-        with self.lock:
+        with self.lock, one_torch_thread():
             output = processor(text=[text], **arguments)
         return _split(dict(output), proxy, reported)
 
