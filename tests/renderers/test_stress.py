@@ -1,22 +1,30 @@
-"""Two thousand requests of every kind, many at once: nothing is left, the mirrors are equal."""
+"""Requests of every kind, many at once: nothing is left, the mirrors are equal.
+
+Two thousand with pictures, and a storm for each other way through the house.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 
 from lazydecode.config import Settings
 from lazydecode.engine.client import EngineClient
 from lazydecode.engine.protocol import SamplingParams
 from lazydecode.errors import LazyDecodeError
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.loading import ModelFrontend, load_model_frontend
 from lazydecode.renderers.base import BaseRenderer, RenderRequest
 from lazydecode.renderers.chat import parse_messages
 from lazydecode.renderers.messages import ChatMessage
@@ -25,12 +33,14 @@ from lazydecode.server.detokenize import Detokenizer
 from lazydecode.server.generation import Generation
 from lazydecode.server.loading import build_context
 from lazydecode.server.metrics import Metrics
-from tests.builders import make_jpeg
+from tests.builders import make_jpeg, make_wav
+from tests.builders_video import make_video
 from tests.engine.conftest import scripted_config
 from tests.origin import wait_until
-from tests.server.harness import data_url, image, request, text
+from tests.server.harness import data_url, image, request, text, video
 
 NUM_REQUESTS = int(os.environ.get("LAZYDECODE_TEST_REPEATS", "2000"))
+NUM_OTHERS = max(80, NUM_REQUESTS // 25)
 CONCURRENCY = 24
 CACHE_BYTES = 120_000
 """About six of the pictures: evictions all the time."""
@@ -39,25 +49,37 @@ CACHE_BYTES = 120_000
 class Load:
     """Makes requests at random and runs them, some of them cancelled at a random moment."""
 
+    options: ClassVar[dict[str, Any]] = {}
+    """Options of every request's processor."""
+    statuses: ClassVar[set[int]] = {422}
+    """What a bad item may be answered with."""
+
     def __init__(self, renderer: BaseRenderer, engine: EngineClient, seed: int) -> None:
         self.random = random.Random(seed)
         self.renderer = renderer
         self.engine = engine
         self.metrics = Metrics()
         self.outcomes: Counter[str] = Counter()
+        self.good, self.bad = self.make_parts()
+
+    def make_parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return parts that are answered, and parts that are refused."""
         pictures = [make_jpeg(size=(56, 56)) + bytes([n]) for n in range(12)]
-        self.good = [data_url(picture) for picture in pictures]
-        self.bad = [data_url(picture[:400] + bytes([n])) for n, picture in enumerate(pictures)]
+        good = [image(data_url(picture)) for picture in pictures]
+        bad = [data_url(picture[:400] + bytes([n])) for n, picture in enumerate(pictures)]
+        return good, [image(url) for url in bad]
 
     def make_request(self, number: int) -> RenderRequest:
         parts: list[dict[str, Any]] = [text(f"request {number}")]
         for _ in range(self.random.choice([0, 1, 1, 2, 3])):
             corrupt = self.random.random() < 0.08
-            parts.append(image(self.random.choice(self.bad if corrupt else self.good)))
+            parts.append(self.random.choice(self.bad if corrupt else self.good))
         self.random.shuffle(parts)
         body = msgspec.json.encode(request(*parts)["messages"])
         messages = msgspec.json.decode(body, type=list[ChatMessage])
-        return RenderRequest(f"stress-{number}", parse_messages(messages))
+        return RenderRequest(
+            f"stress-{number}", parse_messages(messages), mm_processor_kwargs=self.options
+        )
 
     async def run(self, render_request: RenderRequest) -> str:
         async with self.renderer.open(render_request, timeline=Timeline()) as rendered:
@@ -84,7 +106,7 @@ class Load:
         except asyncio.CancelledError:
             self.outcomes["cancelled"] += 1
         except LazyDecodeError as exc:
-            assert exc.status == 422, exc
+            assert exc.status in self.statuses, exc
             self.outcomes["refused"] += 1
 
     async def run_all(self, count: int, *, forgetting: float = 0.0) -> None:
@@ -102,6 +124,130 @@ class Load:
                 group.create_task(worker())
 
 
+class PairLoad(Load):
+    """Videos with their sound, and recordings."""
+
+    options: ClassVar[dict[str, Any]] = {"use_audio_in_video": True}
+
+    def make_parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        clips = [make_video(4, 4, (56, 56), audio=True) + free_box(n) for n in range(5)]
+        good = [video(mp4_url(clip)) for clip in clips]
+        good.append({"type": "audio_url", "audio_url": {"url": data_url(make_wav(), "audio/wav")}})
+        silent = make_video(4, 4, (56, 56)) + free_box(9)
+        return good, [video(mp4_url(clips[0][:-600])), video(mp4_url(silent))]
+
+
+class ChunkLoad(Load):
+    """Videos that are cut into chunks, and pictures."""
+
+    def make_parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        clips = [make_video(6, 2, (56, 56)) + free_box(n) for n in range(5)]
+        pictures = [make_jpeg(size=(56, 56)) + bytes([n]) for n in range(5)]
+        good = [video(mp4_url(clip)) for clip in clips]
+        good += [image(data_url(picture)) for picture in pictures]
+        return good, [video(mp4_url(clips[0][:-600])), image(data_url(pictures[0][:400]))]
+
+
+class RawLoad(Load):
+    """Videos that the model opens itself."""
+
+    def make_parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        clips = [make_video(6, 4, (56, 56)) + free_box(n) for n in range(5)]
+        return [video(mp4_url(clip)) for clip in clips], [video(mp4_url(clips[0][:-600]))]
+
+
+class EmbeddingLoad(Load):
+    """Embeddings, which pass the caches by, beside pictures."""
+
+    statuses: ClassVar[set[int]] = {400, 422}
+
+    def make_parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        good, bad = super().make_parts()
+        good += [embeddings(n, hidden=64) for n in range(6)]
+        return good, [*bad, embeddings(0, hidden=8)]
+
+
+def mp4_url(data: bytes) -> str:
+    return data_url(data, "video/mp4")
+
+
+def free_box(number: int) -> bytes:
+    """An MP4 box that no decoder reads: another file with the same frames."""
+    return (9).to_bytes(4, "big") + b"free" + bytes([number])
+
+
+def embeddings(number: int, *, hidden: int) -> dict[str, Any]:
+    array = np.random.default_rng(number).standard_normal((6, hidden)).astype(np.float32)
+    return {
+        "type": "image_embeds",
+        "image_embeds": {"image_embeds": npy(array), "image_grid_thw": npy(np.array([1, 4, 6]))},
+    }
+
+
+def npy(array: Any) -> str:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+@pytest.mark.stress
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("kind", "family", "settings"),
+    [
+        (PairLoad, "qwen2_5_omni", {}),
+        (ChunkLoad, "kimi_k25", {}),
+        (RawLoad, "dots3_note", {}),
+        (EmbeddingLoad, "qwen2_5_vl", {"enable_mm_embeds": True}),
+    ],
+)
+async def test_the_other_ways_leave_nothing_either(
+    kind: type[Load], family: str, settings: dict[str, Any], tiny_model: Callable[..., Path]
+) -> None:
+    """Five items of each kind in a cache for some of them; a fifth of the requests is cancelled."""
+    gib = 1_500_000 / 2**30
+    given = Settings(mm_processor_cache_gb=gib, **settings)
+    frontend = load_model_frontend(str(tiny_model(family, weights=False)), given)
+    async with mirrored(frontend, given) as (renderer, engine):
+        load = kind(renderer, engine, seed=NUM_OTHERS)
+        await load.run_all(NUM_OTHERS)
+        assert sum(load.outcomes.values()) == NUM_OTHERS
+        for outcome in ("answered", "refused", "cancelled"):
+            assert load.outcomes[outcome] > 0, load.outcomes
+        await check_nothing_is_left(renderer, engine)
+
+
+@asynccontextmanager
+async def mirrored(
+    frontend: ModelFrontend, settings: Settings
+) -> AsyncIterator[tuple[BaseRenderer, EngineClient]]:
+    """A renderer and an engine whose caches are of one size."""
+    renderer = build_context(frontend, settings).renderer
+    capacity = int(settings.mm_processor_cache_gb * 2**30)
+    engine = EngineClient(scripted_config(cache_bytes=capacity, max_model_len=100_000))
+    engine.on_restart(lambda: renderer.forget_engine(engine.clear_cache))
+    await engine.start()
+    try:
+        yield renderer, engine
+    finally:
+        await renderer.close()
+        await engine.close()
+
+
+async def check_nothing_is_left(renderer: BaseRenderer, engine: EngineClient) -> None:
+    await wait_until(lambda: len(renderer._flights) == 0)
+    assert renderer.decoded_budget.held_bytes == 0
+    assert renderer.encoded_budget.held_bytes == 0
+    assert renderer.decoded_budget.num_waiting == 0
+    assert not engine._streams
+    assert not engine._streams_by_wire_id
+    cache = renderer.sender_cache
+    assert cache is not None
+    assert len(cache) > 0
+    assert cache.snapshot() == await engine.cache_snapshot_async()
+
+
 @pytest.mark.stress
 @pytest.mark.slow
 @pytest.mark.timeout(900)
@@ -111,27 +257,13 @@ async def test_nothing_is_left_and_the_mirrors_are_equal(
     gib = CACHE_BYTES / 2**30
     settings = Settings(mm_processor_cache_gb=gib, max_decoded_mb=0.2)
     frontend = load_frontend(mm_processor_cache_gb=gib)
-    context = build_context(frontend, settings)
-    renderer = context.renderer
-    engine = EngineClient(scripted_config(cache_bytes=int(gib * 2**30), max_model_len=100_000))
-    engine.on_restart(lambda: renderer.forget_engine(engine.clear_cache))
-    await engine.start()
-    try:
+    async with mirrored(frontend, settings) as (renderer, engine):
         load = Load(renderer, engine, seed=NUM_REQUESTS)
         await load.run_all(NUM_REQUESTS)
         assert sum(load.outcomes.values()) == NUM_REQUESTS
         for outcome in ("answered", "refused", "cancelled"):
             assert load.outcomes[outcome] > 0, load.outcomes
-        await wait_until(lambda: len(renderer._flights) == 0)
-        assert renderer.decoded_budget.held_bytes == 0
-        assert renderer.encoded_budget.held_bytes == 0
-        assert renderer.decoded_budget.num_waiting == 0
-        assert not engine._streams
-        assert not engine._streams_by_wire_id
-        cache = renderer.sender_cache
-        assert cache is not None
-        assert len(cache) > 0
-        assert cache.snapshot() == await engine.cache_snapshot_async()
+        await check_nothing_is_left(renderer, engine)
         assert (
             load.metrics.registry.get_sample_value(
                 "lazydecode_repairs_total", {"reason": "cache_miss"}
@@ -142,6 +274,3 @@ async def test_nothing_is_left_and_the_mirrors_are_equal(
         await load.run_all(200, forgetting=0.1)
         assert sum(load.outcomes.values()) == NUM_REQUESTS + 200
         assert not engine._streams
-    finally:
-        await renderer.close()
-        await engine.close()

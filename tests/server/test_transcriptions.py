@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -282,6 +285,46 @@ def test_a_client_that_leaves_ends_its_pieces(whisper: Server) -> None:
     assert whisper.call(lambda: whisper.context.renderer.recordings.num_open) == 0
     assert whisper.call(lambda: whisper.context.renderer.decoded_budget.held_bytes) == 0
     assert create(whisper, wav(1.5), language="en").text is not None
+
+
+@pytest.mark.stress
+async def test_a_storm_leaves_nothing(whisper: Server) -> None:
+    """Known, new and damaged recordings at once; a fifth of the clients leave at some moment."""
+    rng = random.Random(1)
+    good = [wav(seconds, seed=40 + n) for n, seconds in enumerate((1.0, 4.5, 9.0, 2.0))]
+    outcomes: Counter[int | str] = Counter()
+
+    async def ask(client: httpx.AsyncClient, number: int) -> None:
+        data = good[0][:30] if number % 9 == 0 else rng.choice(good)
+        form = {"language": "en", "stream": rng.choice(["true", "false"])}
+        patience = rng.random() * 0.4 if rng.random() < 0.2 else 60
+        try:
+            async with asyncio.timeout(patience):
+                response = await client.post(
+                    "/v1/audio/transcriptions", files={"file": ("a.wav", data)}, data=form
+                )
+            outcomes[response.status_code] += 1
+        except TimeoutError:
+            outcomes["left"] += 1
+
+    async with httpx.AsyncClient(base_url=whisper.url, timeout=60) as client:
+        for batch in range(4):
+            await asyncio.gather(*(ask(client, 15 * batch + n) for n in range(15)))
+    await asyncio.to_thread(whisper.wait_idle)
+    assert outcomes.total() == 60
+    assert set(outcomes) == {200, 422, "left"}, outcomes
+    renderer = whisper.context.renderer
+    held = await asyncio.to_thread(
+        whisper.call,
+        lambda: (
+            renderer.recordings.num_open,
+            len(renderer._flights),
+            renderer.decoded_budget.held_bytes,
+            renderer.encoded_budget.held_bytes,
+            renderer.decoded_budget.num_waiting,
+        ),
+    )
+    assert held == (0, 0, 0, 0, 0)
 
 
 # -- what is refused

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import hashlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -163,6 +164,9 @@ def _blend(hit: Timing, miss: Timing, rate: float) -> float:
 
 # -- URLs
 
+_SETTLED_S: Final = 2.2
+"""After this long a change of a file shows in its times."""
+
 
 def _sources(options: FrontendOptions) -> dict[str, Any]:
     """One JPEG through the connector, by data: and by file: URL, asked for again and again."""
@@ -180,6 +184,9 @@ def _sources(options: FrontendOptions) -> dict[str, Any]:
 
         async def nothing() -> None:
             await asyncio.sleep(0)
+
+        # A file that was written a moment ago is not remembered: it may change unnoticed.
+        time.sleep(_SETTLED_S)
 
         # A view, as the server has it: a part of the request's body.
         data_url = memoryview(b"data:image/jpeg;base64," + text)

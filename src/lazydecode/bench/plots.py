@@ -96,7 +96,7 @@ def _load(scenarios: list[dict[str, Any]]) -> Any:
         axes.set_yscale("log")
         axes.set_xlabel("requests at a time")
         axes.set_ylabel("ms")
-        _finish(axes, axis="y")
+        _finish(axes, axis="y", has_legend=axes is grid[0, 0])
     for axes in grid.flat[len(scenarios) :]:
         axes.set_visible(False)
     return figure
@@ -112,9 +112,10 @@ def _by_side(runs: Iterable[dict[str, Any]]) -> Iterator[tuple[str, list[dict[st
         yield side, sorted(found, key=lambda run: int(run["concurrency"]))
 
 
-def _finish(axes: Any, *, axis: str) -> None:
+def _finish(axes: Any, *, axis: str, has_legend: bool = True) -> None:
     axes.grid(axis=axis, which="major", color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    axes.legend(fontsize=7, frameon=False)
+    if has_legend:
+        axes.legend(fontsize=7, frameon=False)
