@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lazydecode.server.context import ServerContext
-from lazydecode.server.endpoint import Endpoint
+from lazydecode.server.endpoint import Endpoint, Handler
 from lazydecode.server.routes import chat, render, system, tokenize, transcriptions
 
 
@@ -30,66 +30,28 @@ def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlett
         async with context.running() if runs_context else contextlib.nullcontext():
             yield
 
+    def post(path: str, name: str, handler: Handler, *, limited: bool = True) -> Route:
+        endpoint = Endpoint(context, name, handler, limited=limited)
+        return Route(path, endpoint, methods=["POST"])
+
+    def get(path: str, name: str, handler: Handler, *, needs_key: bool = True) -> Route:
+        endpoint = Endpoint(context, name, handler, needs_key=needs_key)
+        return Route(path, endpoint, methods=["GET"])
+
     routes = [
-        Route(
-            "/v1/chat/completions",
-            Endpoint(context, "chat", chat.create_completion, limited=True),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/chat/completions/render",
-            Endpoint(context, "render", render.render_completion, limited=True),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/audio/transcriptions",
-            Endpoint(context, "transcriptions", transcriptions.create_transcription, limited=True),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/audio/translations",
-            Endpoint(context, "translations", transcriptions.create_translation, limited=True),
-            methods=["POST"],
-        ),
-        Route(
-            "/v1/chat/completions/count",
-            Endpoint(context, "count", tokenize.count_tokens, limited=True),
-            methods=["POST"],
-        ),
-        Route(
-            "/tokenize",
-            Endpoint(context, "tokenize", tokenize.tokenize, limited=True),
-            methods=["POST"],
-        ),
-        Route(
-            "/detokenize",
-            Endpoint(context, "detokenize", tokenize.detokenize, limited=True),
-            methods=["POST"],
-        ),
-        Route(
-            "/reset_mm_cache",
-            Endpoint(context, "reset_mm_cache", system.reset_mm_cache),
-            methods=["POST"],
-        ),
-        Route("/v1/models", Endpoint(context, "models", system.list_models), methods=["GET"]),
-        Route(
-            "/v1/models/{model:path}",
-            Endpoint(context, "models", system.show_model),
-            methods=["GET"],
-        ),
-        Route(
-            "/health", Endpoint(context, "health", system.health, needs_key=False), methods=["GET"]
-        ),
-        Route(
-            "/metrics",
-            Endpoint(context, "metrics", system.metrics, needs_key=False),
-            methods=["GET"],
-        ),
-        Route(
-            "/version",
-            Endpoint(context, "version", system.version, needs_key=False),
-            methods=["GET"],
-        ),
+        post("/v1/chat/completions", "chat", chat.create_completion),
+        post("/v1/chat/completions/render", "render", render.render_completion),
+        post("/v1/chat/completions/count", "count", tokenize.count_tokens),
+        post("/v1/audio/transcriptions", "transcriptions", transcriptions.create_transcription),
+        post("/v1/audio/translations", "translations", transcriptions.create_translation),
+        post("/tokenize", "tokenize", tokenize.tokenize),
+        post("/detokenize", "detokenize", tokenize.detokenize),
+        post("/reset_mm_cache", "reset_mm_cache", system.reset_mm_cache, limited=False),
+        get("/v1/models", "models", system.list_models),
+        get("/v1/models/{model:path}", "models", system.show_model),
+        get("/health", "health", system.health, needs_key=False),
+        get("/metrics", "metrics", system.metrics, needs_key=False),
+        get("/version", "version", system.version, needs_key=False),
     ]
     return Starlette(
         routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error}
