@@ -12,9 +12,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-# As ours: the bits of some classes depend on it (Molmo2's, in places, by one level).
-torch.set_num_threads(1)
-
 TEXT_NAMES = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 
 SCALAR_METADATA = {"NemotronH_Omni_Reasoning_V3Processor"}
