@@ -145,7 +145,7 @@ def nested_nbytes(value: NestedTensors) -> int:
 
 
 class MultiModalInput(TypedDict):
-    """What the processor hands to an engine for one prompt (the seeds' `EngineInput`)."""
+    """What the processor hands to an engine for one prompt."""
 
     type: Literal["multimodal"]
     prompt_token_ids: list[int]
