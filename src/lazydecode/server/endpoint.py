@@ -52,21 +52,25 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every exception becomes an answer or a counted disconnect."""
         exchange = Exchange(scope, receive, send)
+        exchange.on_complete(lambda: self._count(exchange))
         try:
             await self._answer(exchange)
         finally:
-            # Of requests that left no status the client went away before its answer.
-            seconds = time.perf_counter() - exchange.started
-            status = exchange.status or CLIENT_LEFT
-            self._context.metrics.observe_request(self._route, status, seconds)
-            if self._limited:
-                logger.info(
-                    "request %s %s %d %.1f ms",
-                    exchange.request_id,
-                    self._route,
-                    status,
-                    seconds * 1000,
-                )
+            exchange.complete()
+
+    def _count(self, exchange: Exchange) -> None:
+        # Of requests that left no status the client went away before its answer.
+        seconds = time.perf_counter() - exchange.started
+        status = exchange.status or CLIENT_LEFT
+        self._context.metrics.observe_request(self._route, status, seconds)
+        if self._limited:
+            logger.info(
+                "request %s %s %d %.1f ms",
+                exchange.request_id,
+                self._route,
+                status,
+                seconds * 1000,
+            )
 
     async def _answer(self, exchange: Exchange) -> None:
         context = self._context
@@ -78,10 +82,10 @@ class Endpoint:
                     await self._handler(context, exchange)
                     return
                 with context.queue.enter():
-                    try:
-                        await self._handler(context, exchange)
-                    finally:
-                        context.metrics.observe_timeline(exchange.timeline)
+                    exchange.on_complete(
+                        lambda: context.metrics.observe_timeline(exchange.timeline)
+                    )
+                    await self._handler(context, exchange)
             except ClientDisconnect:
                 raise
             except asyncio.CancelledError:

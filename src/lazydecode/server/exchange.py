@@ -38,6 +38,21 @@ class Exchange:
         self.started = time.perf_counter()
         self.status: int | None = None
         """Status of the answer, once it has begun."""
+        self._on_complete: list[Callable[[], None]] = []
+        self._left: int | None = None
+        """Bytes of the answer's body that are not sent yet, where its length was stated."""
+
+    def on_complete(self, call: Callable[[], None]) -> None:
+        """Have `call` run once: before the answer's last byte leaves, or when `complete` is called.
+
+        A client that has its whole answer then also finds it counted.
+        """
+        self._on_complete.append(call)
+
+    def complete(self) -> None:
+        """Run what waits for the end of the answer, unless it ran."""
+        while self._on_complete:
+            self._on_complete.pop(0)()
 
     def _choose_id(self) -> str:
         """Take the client's id if it is a plain word; it ends up in logs and headers."""
@@ -142,7 +157,10 @@ class Exchange:
     async def answer_events(
         self, events: AsyncGenerator[bytes], headers: Callable[[], Mapping[str, str]]
     ) -> None:
-        """Send server-sent events; status and headers go out with the first one."""
+        """Send server-sent events; status and headers go out with the first one.
+
+        To a client the event that says so is the end: `events` calls `complete` before it.
+        """
         async with aclosing(events):
             async for event in events:
                 if self.status is None:
@@ -163,6 +181,8 @@ class Exchange:
             raise RuntimeError("the answer has already begun")
         self.status = status
         fields = {"content-type": content_type, "x-request-id": self.request_id, **headers}
+        if "content-length" in headers:
+            self._left = int(headers["content-length"])
         await self._send(
             {
                 "type": "http.response.start",
@@ -175,4 +195,8 @@ class Exchange:
         )
 
     async def _write(self, data: bytes, *, more: bool) -> None:
+        if self._left is not None:
+            self._left -= len(data)
+        if not more or self._left == 0:
+            self.complete()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})

@@ -128,6 +128,7 @@ class _Answer:
         if wants_usage or self._wants_timeline:
             usage = answers.usage(rendered.num_prompt_tokens, generation.num_tokens)
             yield writer.last(usage if wants_usage else None, self._timeline())
+        self._exchange.complete()
         yield answers.DONE
 
     async def _observed(

@@ -128,6 +128,7 @@ class _Answer:
         async with aclosing(self._observed()) as deltas:
             async for text in deltas:
                 yield delta_event(text)
+        self._exchange.complete()
         yield done_event(self._transcription.transcript(), self._extra())
 
     async def _observed(self) -> AsyncGenerator[str]:

@@ -1,0 +1,82 @@
+"""What every route has in common, driven as an ASGI application."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from starlette.types import Message
+
+from lazydecode.config import Settings
+from lazydecode.errors import InvalidRequestError
+from lazydecode.renderers.timeline import ItemTimeline
+from lazydecode.server.context import ServerContext
+from lazydecode.server.endpoint import Endpoint
+from lazydecode.server.exchange import Exchange
+from lazydecode.server.metrics import Metrics
+from lazydecode.server.queueing import RequestQueue
+
+Handler = Callable[[ServerContext, Exchange], Awaitable[None]]
+
+
+async def _whole(_: ServerContext, exchange: Exchange) -> None:
+    await exchange.answer_json(200, {"a": 1})
+
+
+async def _pieces(_: ServerContext, exchange: Exchange) -> None:
+    pieces: Iterator[bytes] = iter([b"[1,", b"2]"])
+    with ThreadPoolExecutor(1) as pool:
+        await exchange.answer_pieces(pieces, 6 - 1, executor=pool)
+
+
+async def _events(_: ServerContext, exchange: Exchange) -> None:
+    async def events() -> AsyncGenerator[bytes]:
+        yield b"data: 1\n\n"
+        exchange.complete()
+        yield b"data: [DONE]\n\n"
+
+    await exchange.answer_events(events(), dict)
+
+
+async def _refuses(_: ServerContext, __: Exchange) -> None:
+    raise InvalidRequestError("no")
+
+
+@pytest.mark.parametrize(
+    ("handler", "end", "status"),
+    [(_whole, b"}", "200"), (_pieces, b"]", "200"), (_events, b"[DONE]", "200"),
+     (_refuses, b"}}", "400")],
+)  # fmt: skip
+def test_an_answer_is_counted_before_the_client_has_it_whole(
+    handler: Handler, end: bytes, status: str
+) -> None:
+    metrics = Metrics()
+    queue = RequestQueue(max_running=1, max_waiting=1)
+    context = SimpleNamespace(metrics=metrics, queue=queue, settings=Settings())
+    count = metrics.registry.get_sample_value
+
+    async def handle(context: ServerContext, exchange: Exchange) -> None:
+        exchange.timeline.items.append(ItemTimeline("image", 0, seconds={"decode": 0.1}))
+        await handler(context, exchange)
+
+    counts: list[tuple[float | None, float | None]] = []
+
+    async def send(message: Message) -> None:
+        if message.get("body", b"").rstrip().endswith(end):
+            counts.append(
+                (
+                    count("lazydecode_decodes_total", {"modality": "image"}),
+                    count("lazydecode_requests_total", {"route": "chat", "status": status}),
+                )
+            )
+
+    async def receive() -> Message:
+        return await asyncio.Future[Any]()
+
+    endpoint = Endpoint(cast(ServerContext, context), "chat", handle, limited=True)
+    asyncio.run(endpoint({"type": "http", "headers": []}, receive, send))
+    assert counts == [(1.0, 1.0)]
+    assert count("lazydecode_decodes_total", {"modality": "image"}) == 1.0
+    assert queue.num_inside == 0
