@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,12 +22,15 @@ from lazydecode.errors import CorruptMediaError, InvalidRequestError, MissingMed
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.image import ImageMediaIO
+from lazydecode.media.rebuild import rebuild_decoder
+from lazydecode.media.transforms import MEDIA_TRANSFORMS
 from lazydecode.media.video import VideoMediaIO
 from lazydecode.models import kimi_fused
 from lazydecode.models.joining import join_items
 from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.pixels import finish_pixels
 from lazydecode.renderers.base import BaseRenderer
+from lazydecode.renderers.chunks import ChunkResolver
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.loading import build_context
 from tests.builders import make_jpeg
@@ -420,3 +424,18 @@ async def test_requests_and_warm_up_never_meet_inside_the_fused_kernel(
     assert sum("lazydecode-mm" in name for name in threads) >= 2
     assert sum("lazydecode-process" in name for name in threads) == 3 * 5
     assert len({name for name in threads if "lazydecode-process" in name}) > 1
+
+
+async def test_a_chunk_is_rebuilt_from_payload_and_spec(open_kimi: OpenKimi) -> None:
+    async with open_kimi() as renderer:
+        processor = renderer.frontend.mm_processor
+        assert processor is not None
+        resolver = ChunkResolver(processor, renderer.executor)
+        clip_ref = renderer.frontend.info.get_media_io("video").load_bytes_ref(make_mp4(20))
+        chunk = resolver.transform.map(clip_ref, video_chunk=1, video_chunk_options={})
+        known = MEDIA_TRANSFORMS.with_own([resolver.transform])
+        rebuilt = rebuild_decoder(chunk.spec, transforms=known).ref(clip_ref.data)
+        assert rebuilt.key == chunk.key != clip_ref.key
+        ours, theirs = rebuilt.decode(), chunk.decode()
+    assert len(theirs) > 0
+    assert pickle.dumps(ours) == pickle.dumps(theirs)

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lazydecode.media.http import HttpConnection
     from lazydecode.media.image import ImageMediaIO
     from lazydecode.media.payloads import MediaPayload
+    from lazydecode.media.rebuild import rebuild_decoder
     from lazydecode.media.video import VideoMediaIO, plan_frames
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "estimate_decoded_bytes",
     "normalize_channels",
     "plan_frames",
+    "rebuild_decoder",
     "resample",
     "submit_media_decodes",
 ]
@@ -89,6 +91,7 @@ _LAZY = {
     "estimate_decoded_bytes": "estimate",
     "normalize_channels": "audio",
     "plan_frames": "video",
+    "rebuild_decoder": "rebuild",
     "resample": "audio",
     "submit_media_decodes": "decode",
 }

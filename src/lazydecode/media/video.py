@@ -65,7 +65,7 @@ DEFAULT_NUM_FRAMES: Final = 32
 
 _EXCLUSIVE: Final = {"fps": "num_frames", "num_frames": "fps"}
 """Naming one of a pair in a request drops the server's default of the other."""
-_SEQUENCE: Final = "jpeg_sequence"
+SEQUENCE_SETTING: Final = "jpeg_sequence"
 """Setting that marks the spec of a jpeg sequence; it holds the frame decoder's settings."""
 
 
@@ -240,7 +240,7 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
             return self.load_bytes_ref(decode_base64(data))
         sequence = self._parse_sequence(data)
         frame_spec = self.image_io.get_decode_spec() or EMPTY_SPEC
-        spec = self._spec.extend(**{_SEQUENCE: frame_spec.settings})
+        spec = self._spec.extend(**{SEQUENCE_SETTING: frame_spec.settings})
         return MediaRef(
             partial(sequence.decode, self.image_io, self.limits),
             sequence.text,
@@ -279,7 +279,7 @@ def plan_frames(spec: DecodeSpec, header: VideoHeader) -> VideoMetadata | None:
     num_frames, backend = options.pop("num_frames", ALL_FRAMES), options.pop("video_backend", None)
     if header.num_frames is None or header.num_frames < 1:
         return None
-    if _SEQUENCE in options:
+    if SEQUENCE_SETTING in options:
         return SequenceOptions.parse(header.num_frames, options).describe(
             header.width, header.height
         )

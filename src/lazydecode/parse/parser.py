@@ -12,9 +12,9 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from lazydecode.inputs import MultiModalDataDict, MultiModalUUIDDict
-from lazydecode.media.audio import normalize_channels, resample
 from lazydecode.media.base import MediaRef
 from lazydecode.media.image_convert import to_mode
+from lazydecode.media.transforms import NORMALIZE_AUDIO, normalize_audio
 from lazydecode.parse.embeddings import (
     AudioEmbeddingItems,
     ImageEmbeddingItems,
@@ -136,34 +136,15 @@ class MultiModalDataParser:
     def _prepare_audio(self, audio: Any) -> Any:
         if isinstance(audio, MediaRef):
             # All three always, also when None: they are what the transform depends on.
-            return audio.map(
-                self._normalize_audio,
-                target_sr=self.target_sr,
-                resample_method=self.audio_resample_method,
-                target_channels=self.target_channels,
-            )
-        return self._normalize_audio(audio)
+            return NORMALIZE_AUDIO.map(audio, **self._audio_settings())
+        return normalize_audio(audio, **self._audio_settings())
 
-    def _normalize_audio(self, audio: Any) -> Any:
-        """Return the samples at the target rate, with the target channels."""
-        is_pair = isinstance(audio, tuple) and len(audio) == 2
-        samples, rate = audio if is_pair else (audio, None)
-        if isinstance(samples, list):
-            samples = np.asarray(samples, dtype=np.float32)
-        elif _is_tensor(samples):
-            samples = samples.detach().cpu().numpy()
-        if not isinstance(samples, np.ndarray):
-            raise ValueError(f"audio cannot be given as {_form(audio)}")
-        if rate is not None and self.target_sr is not None and rate != self.target_sr:
-            # Mono first, as one channel is resampled for half the price of two; the order
-            # changes no more than rounding.
-            samples = normalize_channels(samples, 1 if self.target_channels == 1 else None)
-            samples = resample(
-                samples, rate, target_rate=self.target_sr, method=self.audio_resample_method
-            )
-        if self.target_channels is not None:
-            samples = normalize_channels(samples, self.target_channels)
-        return samples
+    def _audio_settings(self) -> dict[str, Any]:
+        return {
+            "target_sr": self.target_sr,
+            "resample_method": self.audio_resample_method,
+            "target_channels": self.target_channels,
+        }
 
     # -- video
 

@@ -13,13 +13,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final, NoReturn
 
 from lazydecode.cache import BaseMultiModalProcessorCache, LRUCache
 from lazydecode.errors import MissingMediaError
 from lazydecode.media.base import MediaRef, VideoHeader
 from lazydecode.media.decode import await_with_cancellation_drain
+from lazydecode.media.transforms import MediaTransform
 from lazydecode.media.video import VideoMetadata, plan_frames
 from lazydecode.models.chunks import VISION_CHUNK
 from lazydecode.models.generic import GenericMultiModalProcessor
@@ -93,6 +93,10 @@ class ChunkResolver:
         self._executor = executor
         self._counts: LRUCache[int] = LRUCache(MAX_LAYOUTS)
         self._open: dict[bytes, _OpenVideo] = {}
+        self.transform = MediaTransform(
+            "video_chunk", "video", frozenset({"video_chunk", "video_chunk_options"}), self._take
+        )
+        """Video -> one of its chunks; where the model cuts is its own, so that this is too."""
 
     def __len__(self) -> int:
         """Number of videos that requests work on now."""
@@ -250,11 +254,13 @@ class ChunkResolver:
             count = len(self._processor.plan_video_chunks(metadata, options))
             self._counts.put(mm_hash, count, 1)
         for number, name in enumerate(_names(mm_hash, count)):
-            take = partial(self._take, number, options)
-            chunks.add(video.ref.map(take, video_chunk=number), origin, name)
+            chunk = self.transform.map(
+                video.ref, video_chunk=number, video_chunk_options=dict(options)
+            )
+            chunks.add(chunk, origin, name)
 
-    def _take(self, number: int, options: Mapping[str, Any], video: Any) -> Any:
-        return self._processor.split_video_chunks(video, options)[number]
+    def _take(self, video: Any, *, video_chunk: int, video_chunk_options: Mapping[str, Any]) -> Any:
+        return self._processor.split_video_chunks(video, video_chunk_options)[video_chunk]
 
     # -- identities
 
