@@ -16,7 +16,6 @@ NOT_SERVED: Mapping[str, str] = {
     "whisper": "encoder and decoder: audio has no place in the prompt. The routes for recordings "
     "serve it, with code of its own",
     "voxtral": "mistral-common writes the prompt",
-    "fuyu": "cuts its own tokenization apart at a sentencepiece underscore",
 }
 """Families that the chat routes refuse media for, and why."""
 

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from lazydecode.models.marks import TextMarker
 from lazydecode.models.template import control_tokens
 from lazydecode.models.tokenization import CollapsedText, PromptTokenizer, Run
+from lazydecode.tiny_models import get_family
+from lazydecode.tiny_models.tokenizer import make_tokenizer
 from tests.models.conftest import LoadFrontend
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "models"
@@ -168,3 +170,24 @@ def test_a_slow_tokenizer_serves_too() -> None:
     assert slow.encode("ab", add_special_tokens=True) == [1, 97, 98]
     sealed = slow.marker.protect("a<x>")
     assert slow.decode(slow.encode(sealed, add_special_tokens=False)) == "a<x>"
+
+
+def test_text_in_a_sentencepiece_vocabulary_spells_what_it_would_have_been() -> None:
+    hf_tokenizer = make_tokenizer(get_family("fuyu"))
+    speaker = hf_tokenizer.convert_tokens_to_ids("|SPEAKER|")
+    answer = hf_tokenizer.convert_tokens_to_ids("<0x04>")
+    marker = TextMarker(control_tokens(hf_tokenizer, None, ["|SPEAKER|"]))
+    tokenizer = PromptTokenizer(hf_tokenizer, marker)
+    plain = "What is |SPEAKER| here?<0x04> And there?"
+    assert tokenizer.encode(plain, add_special_tokens=False).count(speaker) == 1
+
+    ids = tokenizer.encode(marker.protect(plain), add_special_tokens=False)
+    assert speaker not in ids
+    assert answer not in ids
+    assert tokenizer.decode(ids) == plain
+    # Behind a control token each section begins with the mark of a space, marked or not.
+    after = tokenizer.encode(f"<0x04>{marker.protect('here')}", add_special_tokens=False)
+    assert after == tokenizer.encode("<0x04>here", add_special_tokens=False)
+    after = tokenizer.encode(f"<0x04>here {marker.protect('<s>')}", add_special_tokens=False)
+    here = tokenizer.encode("<0x04>here ", add_special_tokens=False)
+    assert after[: len(here) - 1] == here[:-1]

@@ -34,11 +34,13 @@ def _of_modality(probes: Probes, config: Any, items: ItemProcessor, modality: st
         if text.replacement is not None
         else []
     )
-    counts = Counter(i for i in ids if i in tokenizer.added_ids)
+    by_config = set(named_ids(config, modality))
+    # A placeholder may be an entry of the vocabulary instead of an added token (Fuyu's is).
+    counts = Counter(i for i in ids if i in tokenizer.added_ids or i in by_config)
     if not counts:
         return
     most, number = counts.most_common(1)[0]
-    named = {i for i in named_ids(config, modality) if counts[i] * 2 >= number}
+    named = {i for i in by_config if counts[i] * 2 >= number}
     yield from named or {most}
 
 

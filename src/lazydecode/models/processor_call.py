@@ -142,7 +142,8 @@ class ProcessorCall:
         for name, part in (substitutes or {}).items():
             setattr(processor, name, part)
         arguments: dict[str, Any] = {**self.options, **(options or {}), "return_tensors": "pt"}
-        if self.reports_offsets:
+        if self.reports_offsets and (media.images or media.videos or media.audios):
+            # Fuyu's class fails if it is asked for those of a prompt without images.
             arguments["return_text_replacement_offsets"] = True
         if self.bos_token is not None and text.startswith(self.bos_token):
             arguments.setdefault("add_special_tokens", False)

@@ -9,13 +9,13 @@ tokenizer proves that on its own text, and falls back to the plain way where it 
 from __future__ import annotations
 
 import bisect
-import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from lazydecode.models.bare_core import Beginning, without_added_tokens
 from lazydecode.models.marks import MARK_END, MARK_START, TextMarker, has_marks, leftmost_longest
 
 _CODES = re.compile(f"{MARK_START}([0-9]+){MARK_END}")
@@ -92,7 +92,7 @@ class PromptTokenizer:
         self.marker = marker
         self._lock = threading.Lock()
         self._core = _copy_core(tokenizer)
-        self._bare: dict[bool, Callable[[str], list[int]]] = {}
+        self._bare: dict[Beginning, Callable[[str], list[int]]] = {}
         added = _added_tokens(tokenizer)
         self._added = {t.content: t for t in added}
         self.added_ids = frozenset(i for i in map(self.token_id, self._added) if i is not None)
@@ -381,28 +381,30 @@ class PromptTokenizer:
         return self.marker.spelling(int(match.group(1)))
 
     def _encode_as_text(self, text: str, inside: bool) -> list[int]:
-        """Encode without matching any added token; a section inside a text gets no prefix space."""
-        if not text:
-            return []
-        with self._lock:
-            encode = self._bare.get(inside)
-            if encode is None:
-                encode = self._bare[inside] = self._build_bare(inside)
-        return self._split_until_text(text, encode)
+        """Encode without matching any added token.
 
-    def _split_until_text(self, text: str, encode: Callable[[str], list[int]]) -> list[int]:
+        A section inside a text gets a space before it only where the tokenizer puts one before
+        every section.
+        """
+        return self._split_until_text(text, "section" if inside else "text") if text else []
+
+    def _split_until_text(self, text: str, begins: Beginning) -> list[int]:
         """Encode; while a control token's id comes out, cut the text smaller."""
+        with self._lock:
+            encode = self._bare.get(begins)
+            if encode is None:
+                encode = self._bare[begins] = self._build_bare(begins)
         ids = encode(text)
         if len(text) < 2 or self._control_ids.isdisjoint(ids):
             return ids
         match = self.marker._spelling.search(text)
         middle = match.start() + 1 if match else len(text) // 2
-        return self._split_until_text(text[:middle], encode) + self._split_until_text(
-            text[middle:], encode
+        return self._split_until_text(text[:middle], begins) + self._split_until_text(
+            text[middle:], "nothing"
         )
 
-    def _build_bare(self, inside: bool) -> Callable[[str], list[int]]:
-        """Return an encoder that knows no added tokens."""
+    def _build_bare(self, begins: Beginning) -> Callable[[str], list[int]]:
+        """Return an encoder that knows no added tokens, for texts at the beginning of this."""
         if self._core is None:
             tokenizer = self.hf_tokenizer
 
@@ -414,32 +416,13 @@ class PromptTokenizer:
                 return ids
 
             return encode_slow
-        from tokenizers import Tokenizer
-
-        content = json.loads(self._core.to_str())
-        content["added_tokens"] = []
-        content["post_processor"] = None
-        if inside:
-            _without_prefix_space(content.get("pre_tokenizer"))
-        bare = Tokenizer.from_str(json.dumps(content))
+        bare = without_added_tokens(self._core, begins)
 
         def encode_fast(text: str) -> list[int]:
             ids: list[int] = bare.encode(text, add_special_tokens=False).ids
             return ids
 
         return encode_fast
-
-
-def _without_prefix_space(node: Any) -> None:
-    """Make a serialized Metaspace pre-tokenizer leave the first word alone."""
-    if isinstance(node, list):
-        for child in node:
-            _without_prefix_space(child)
-    elif isinstance(node, dict):
-        if node.get("type") == "Metaspace" and node.get("prepend_scheme") == "first":
-            node["prepend_scheme"] = "never"
-        for child in node.values():
-            _without_prefix_space(child)
 
 
 def _copy_core(tokenizer: Any) -> Any | None:

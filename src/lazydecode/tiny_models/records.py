@@ -43,6 +43,9 @@ class Family:
     processor_options: Mapping[str, Any] = field(default_factory=dict)
     tokens: tuple[str, ...] = ()
     """Control tokens, in the order of their ids, after those of the turns."""
+    pieces: tuple[str, ...] = ()
+    """Control tokens that are entries of a SentencePiece vocabulary, where the family has one;
+    empty: it has a byte-level one."""
     named_tokens: Mapping[str, str] = field(default_factory=dict)
     """Control tokens that the tokenizer must know by a name (`image_token`)."""
     slots: Mapping[str, Slot] = field(default_factory=dict)

@@ -21,6 +21,9 @@ _SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
+_BYTES = tuple(f"<0x{value:02X}>" for value in range(256))
+"""How a SentencePiece vocabulary spells bytes."""
+
 
 @functools.cache
 def trained_bpe() -> str:
@@ -49,6 +52,51 @@ def trained_bpe() -> str:
     return str(tokenizer.to_str())
 
 
+@functools.cache
+def trained_sentencepiece(pieces: tuple[str, ...]) -> str:
+    """Train the BPE of families with a SentencePiece vocabulary; return its JSON.
+
+    A space is written `\u2581`, and one stands before every text. Characters that are not in the
+    vocabulary are spelled as bytes.
+
+    Args:
+        pieces: Entries that are one token wherever a text spells them (user-defined pieces).
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token=_BYTES[0]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    letters = {"\u2581", *"".join(pieces)}
+    trainer = trainers.BpeTrainer(
+        vocab_size=NUM_TEXT_TOKENS,
+        min_frequency=2,
+        show_progress=False,
+        initial_alphabet=sorted(letters),
+        special_tokens=list(_BYTES),
+    )
+    tokenizer.train_from_iterator([corpus.TEXT, corpus.TEXT], trainer)
+    tokenizer.pre_tokenizer = None
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\u2581", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    spec = json.loads(tokenizer.to_str())
+    spec["added_tokens"] = []  # bytes are no control tokens
+    vocabulary: dict[str, int] = spec["model"]["vocab"]
+    ends = [(piece[:at], piece[at]) for piece in pieces for at in range(1, len(piece))]
+    for pair in ends:
+        vocabulary.setdefault("".join(pair), len(vocabulary))
+    spec["model"]["merges"] = [list(pair) for pair in dict.fromkeys(ends)] + spec["model"]["merges"]
+    return json.dumps(spec)
+
+
 def control_tokens(family: Family) -> list[str]:
     """Return the family's control tokens in the order of their ids, each once."""
     wanted = [family.pad, family.eos, family.bos or family.eos]
@@ -66,7 +114,7 @@ def make_tokenizer(family: Family, *, template: str | None = None) -> Any:
     from tokenizers import AddedToken, Tokenizer, processors
     from transformers import PreTrainedTokenizerFast
 
-    spec = json.loads(trained_bpe())
+    spec = json.loads(trained_sentencepiece(family.pieces) if family.pieces else trained_bpe())
     if "<unk>" in family.tokens:
         # Some tokenizer classes rebuild the BPE model and look the token up in it.
         spec["model"]["vocab"]["<unk>"] = len(spec["model"]["vocab"])
