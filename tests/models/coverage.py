@@ -16,7 +16,8 @@ from lazydecode.models.loading import ModelFrontend, load_model_frontend
 from lazydecode.models.pixels import finish_pixels
 from lazydecode.models.registry import has_record
 from tests.models.coverage_compare import equal, process
-from tests.models.coverage_items import conversations, items_of, text_part
+from tests.models.coverage_either_or import check_either_or
+from tests.models.coverage_items import conversations, is_either_or, items_of, text_part
 from tests.models.coverage_paths import check_headers, check_orders, check_phases, check_threads
 from tests.models.reference import Reference
 
@@ -105,10 +106,13 @@ def check_family(family: str, folder: str, *, thorough: bool = True) -> FamilyRe
             raw_pixels=modality in frontend.mm_processor.family.raw_modalities,
             max_items=frontend.max_items[modality],
         )
-    for name, messages, items in conversations(frontend, reference.rate):
-        _check_prompt(report, frontend, reference, name, messages, items)
-    _check_text_only(report, frontend, reference)
-    _check_spelled(report, frontend, reference.rate)
+    if is_either_or(frontend):
+        check_either_or(report, frontend, reference)
+    else:
+        for name, messages, items in conversations(frontend, reference.rate):
+            _check_prompt(report, frontend, reference, name, messages, items)
+        _check_text_only(report, frontend, reference)
+        _check_spelled(report, frontend, reference.rate)
     check_orders(report, frontend, reference.rate, thorough=thorough)
     check_phases(report, frontend, reference.rate)
     check_threads(report, frontend, reference.rate)

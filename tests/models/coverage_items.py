@@ -59,6 +59,18 @@ def user_message(order: Sequence[str], between: str = " part {n}:\n") -> dict[st
     return {"role": "user", "content": [*content, text_part("What now?")]}
 
 
+def message_of(frontend: ModelFrontend, order: Sequence[str]) -> dict[str, Any]:
+    """A user message of these items with text between them, where the model takes both."""
+    if is_either_or(frontend):
+        return {"role": "user", "content": [{"type": modality} for modality in order]}
+    return user_message(order)
+
+
+def is_either_or(frontend: ModelFrontend) -> bool:
+    """Whether the model takes a text or an item, never both."""
+    return frontend.findings is not None and frontend.findings.proof.mode == "either_or"
+
+
 def items_of(order: Sequence[str], rate: int, *, same_size: bool = False) -> dict[str, list[Any]]:
     """One item per entry; sizes differ within a modality unless asked otherwise."""
     sizes = ((300, 200), (112, 140), (420, 90))

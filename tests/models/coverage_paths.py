@@ -12,7 +12,7 @@ from lazydecode.errors import InvalidRequestError
 from lazydecode.models.item import shape_of
 from lazydecode.models.loading import ModelFrontend
 from tests.models.coverage_compare import equal, inputs_for, process, same_result
-from tests.models.coverage_items import encoded, items_of, sized, user_message
+from tests.models.coverage_items import encoded, items_of, message_of, sized
 
 if TYPE_CHECKING:
     from tests.models.coverage import FamilyReport
@@ -26,7 +26,7 @@ def check_orders(
     count = 1 if frontend.max_items[modality] == 1 else 2
     order = [modality] * count + list(frontend.modalities[1:])
     items = items_of(order, rate)
-    messages = [user_message(order)]
+    messages = [message_of(frontend, order)]
     fresh = process(frontend, messages, items)
     places = [(m, i) for m, group in items.items() for i in range(len(group))]
     mixes = itertools.product((False, True), repeat=len(places)) if thorough else _few(len(places))
@@ -34,7 +34,7 @@ def check_orders(
         cache = MultiModalProcessorOnlyCache(capacity_bytes=1 << 30)
         known = [place for place, is_warm in zip(places, warm, strict=True) if is_warm]
         for m, i in reversed(known):
-            process(frontend, [user_message([m])], {m: [items[m][i]]}, cache)
+            process(frontend, [message_of(frontend, [m])], {m: [items[m][i]]}, cache)
         result = process(frontend, messages, items, cache)
         report.orders_tried += 1
         if same_result(fresh, result):
@@ -53,7 +53,7 @@ def check_phases(report: FamilyReport, frontend: ModelFrontend, rate: int) -> No
     """Encoded items in two phases give what decoded ones give at once; a hit decodes nothing."""
     processor = frontend.mm_processor
     assert processor is not None
-    messages = [user_message(frontend.modalities)]
+    messages = [message_of(frontend, frontend.modalities)]
     refs = encoded(frontend, rate)
     cache = MultiModalProcessorOnlyCache(capacity_bytes=1 << 30)
     results = []
@@ -84,7 +84,7 @@ def check_phases(report: FamilyReport, frontend: ModelFrontend, rate: int) -> No
 def check_threads(report: FamilyReport, frontend: ModelFrontend, rate: int) -> None:
     """Requests that run at the same time give the bits of requests that run alone."""
     requests = [
-        ([user_message([m])], {m: [item]})
+        ([message_of(frontend, [m])], {m: [item]})
         for m in frontend.modalities
         for item in items_of([m] * 2, rate)[m]
     ]

@@ -55,6 +55,8 @@ def check(family: str, folder: str, thorough: bool) -> dict[str, Any]:
         no_weights = get_family(family).no_weights
         if no_weights:
             result["generates"] = dict.fromkeys(result["modalities"], f"no weights: {no_weights}")
+        elif result["mode"] == "either_or":
+            result["generates"] = dict.fromkeys(result["modalities"], "it embeds")
         elif is_served(result):
             result["generates"] = check_generation(path)
     except Exception as exc:

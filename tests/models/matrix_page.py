@@ -8,11 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 NOT_SERVED: Mapping[str, str] = {
-    "clip": "takes text or images, never both: an embedding model",
-    "siglip": "takes text or images, never both: an embedding model",
-    "siglip2": "takes text or images, never both: an embedding model",
-    "colpali": "takes text or images, never both: a retriever",
-    "colqwen2": "takes text or images, never both: a retriever",
     "whisper": "encoder and decoder: audio has no place in the prompt. The routes for recordings "
     "serve it, with code of its own",
     "voxtral": "mistral-common writes the prompt",
@@ -35,7 +30,8 @@ _LEGEND = """\
 
 - *How*: `generic`, or `record` where `models/registry.py` has an entry for the family; `learnt`:
   the class puts constant ids around every prompt, found when the model is loaded; `whole`: the
-  prompt's ids come from one run of the class over stand-ins of the items' sizes.
+  prompt's ids come from one run of the class over stand-ins of the items' sizes; `one or the
+  other`: a request is one text or one item, and the class writes what is around it.
 - *Prompts*: whole requests whose token ids came out equal, of those tried.
 - *Hit, miss, mixed*: mixes of cached and new items that gave the bits of a fresh run.
 - *Tensors*: `=` equal to the class's own batch bit by bit, apart from padding; named ones differ
@@ -124,6 +120,8 @@ def _rows(result: Mapping[str, Any], remarks: dict[str, int]) -> Iterator[str]:
         how.append("learnt")
     if result["mode"] == "whole_request":
         how.append("whole")
+    if result["mode"] == "either_or":
+        how.append("one or the other")
     for modality, line in result["modalities"].items():
         headers = f"{line['header_way']} {line['headers_exact']}/{line['headers_tried']}"
         generates = result.get("generates", {}).get(modality, "not tried")

@@ -163,3 +163,16 @@ def test_loading_leaves_nothing_behind_that_changes_the_hf_objects(frontend: Loa
     model = frontend("qwen2_vl")
     assert type(model.processor.tokenizer).__module__.startswith("transformers")
     assert type(model.processor.image_processor).__module__.startswith("transformers")
+
+
+def test_an_embedding_model_needs_no_template(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(tiny_model("clip", weights=False), tmp_path / "clip"))
+    (folder / "chat_template.jinja").unlink()
+    model = load_model_frontend(str(folder), Settings())
+    assert model.modalities == ("image",)
+    assert not model.generates
+    rendered = model.render_chat([{"role": "user", "content": "a cat"}])
+    assert rendered.text == "a cat"
+    assert model.tokenize_prompt(rendered) == model.processor.tokenizer("a cat")["input_ids"]

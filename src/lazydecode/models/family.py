@@ -24,7 +24,7 @@ from lazydecode.models.tokenization import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
-PromptMode = Literal["expand", "whole_request", "unproven"]
+PromptMode = Literal["expand", "whole_request", "either_or", "unproven"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +138,11 @@ class Family:
     def tokenizer(self) -> PromptTokenizer:
         """Our tokenizer."""
         return self.call.tokenizer
+
+    @property
+    def items_in_prompt(self) -> bool:
+        """Whether an item stands for tokens of the prompt."""
+        return True
 
     # -- items
 

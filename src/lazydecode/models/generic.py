@@ -142,6 +142,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         self.family = family
         self.splitter = splitter
         self.reentrant = family.record.reentrant
+        self.items_in_prompt = family.items_in_prompt
 
     def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
         """Identify the items; those whose results differ from run to run are never the same.

@@ -169,6 +169,8 @@ class ItemProcessor:
         shape = (
             _shape_read(item, output) if isinstance(item, RawVideo) else shape_of(modality, item)
         )
+        if self.call.either_or:
+            return ItemText(modality, None, tuple(output.input_ids), shape)
         found = [o for o in output.offsets if o["type"] == modality] or output.offsets
         if found:
             return ItemText(modality, tokenizer.collapse(found[0]["replacement"]), shape=shape)

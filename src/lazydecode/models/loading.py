@@ -14,6 +14,7 @@ from lazydecode.errors import InvalidRequestError
 from lazydecode.models import whisper
 from lazydecode.models.chunks import proven_splitter
 from lazydecode.models.containers import container_reader
+from lazydecode.models.either_or import EitherOrFamily, TextAloneTemplate
 from lazydecode.models.embedding_inputs import ItemEmbeddings
 from lazydecode.models.embeds import embed_tokens, named_ids
 from lazydecode.models.exclusion import lock_for
@@ -88,6 +89,8 @@ class ModelFrontend:
     """Processes items of a model that has no place for them in its prompt."""
     speech: SpeechModel | None = None
     """How the model is asked to write down speech; None: it is not."""
+    generates: bool = True
+    """Whether the model writes text; False: it embeds."""
 
     @property
     def any_processor(self) -> BaseMultiModalProcessor | None:
@@ -202,8 +205,10 @@ def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
     placeholders = [getattr(processor, f"{m}_token", None) for m in MODALITIES]
     marker = TextMarker(control_tokens(tokenizer, template, [p for p in placeholders if p]))
     prompt_tokenizer = PromptTokenizer(tokenizer, marker)
-    chat = None
-    if template is not None:
+    chat: ChatTemplate | None = None
+    if record_for(processor).placement == "either_or":
+        chat = TextAloneTemplate(marker, processor_modalities(processor))
+    elif template is not None:
         chat = ChatTemplate(template, tokenizer.special_tokens_map, marker, processor=processor)
     video_part = getattr(processor, "video_processor", None)
     ctx = InputProcessingContext(
@@ -283,6 +288,7 @@ def _load_multimodal(
     ctx: InputProcessingContext,
 ) -> ModelFrontend:
     record = record_for(processor)
+    either_or = record.placement == "either_or"
     fast = fused(processor) if settings.fused_preprocessing else None
     if fast is not None:
         processor, record = fast, replace(record, reentrant=False)
@@ -294,6 +300,7 @@ def _load_multimodal(
         options.defaults,
         scalar_metadata=record.scalar_metadata,
         containers=containers,
+        either_or=either_or,
         lock=lock_for(processor, reentrant=record.reentrant),
     )
     texts = {m: _item_text(chat, record, m) for m in processor_modalities(processor)}
@@ -331,7 +338,7 @@ def _load_multimodal(
         ctx,
         max_items=max_items,
         sampling_rate=call.sampling_rate,
-        embeddings=ItemEmbeddings(processor, config),
+        embeddings=None if either_or else ItemEmbeddings(processor, config),
         containers=containers,
     )
     plan, disputed = merge_plans(list(found.plans.values()))
@@ -339,7 +346,7 @@ def _load_multimodal(
         m for m, own in found.plans.items() if own and not disputed & own.tensors.keys()
     )
     items = _item_processor(call, facts)
-    family = Family(
+    family = (EitherOrFamily if either_or else Family)(
         facts=facts,
         record=record,
         call=call,
@@ -373,6 +380,7 @@ def _load_multimodal(
             if "audio" in modalities
             else None
         ),
+        generates=not either_or,
     )
 
 

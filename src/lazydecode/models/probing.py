@@ -150,7 +150,8 @@ def _probe_modality(probes: Probes, modality: str) -> ModalityFacts:
     placeholder = str(first.offsets[0]["text"]) if first.offsets else ""
     if not placeholder:
         placeholder = str(getattr(probes.call.processor, f"{modality}_token", None) or "")
-    if not placeholder:
+    either_or = probes.call.either_or
+    if not (placeholder or either_or):
         raise ModelLoadError(f"the model's processor puts no {modality} items into text")
     other, joined = _run_both(probes, modality)
     if joined is not None and other != 1:
@@ -161,7 +162,7 @@ def _probe_modality(probes: Probes, modality: str) -> ModalityFacts:
         text=probes.text(modality),
         placeholder=placeholder,
         rules=rules,
-        max_items=stated if stated is not None else 1 if joined is None else None,
+        max_items=stated if stated is not None else 1 if joined is None or either_or else None,
         text_tensors=tuple(n for n in first.text_tensors if n != "attention_mask"),
         reports_offsets=bool(first.offsets),
         can_skip_types=_can_skip_types(probes, modality),

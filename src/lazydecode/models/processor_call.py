@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from lazydecode.media.raw_video import RawVideo
 from lazydecode.models.containers import ContainerReader
+from lazydecode.models.text_length import fit
 from lazydecode.models.tokenization import PromptTokenizer
 from lazydecode.models.torch_threads import one_torch_thread
 
@@ -41,6 +42,10 @@ class Media:
     """Frames, or (frames, metadata), or containers; containers only among themselves."""
     audios: list[Any] = field(default_factory=list)
     """Samples at the processor's own rate."""
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.images or self.videos or self.audios)
 
     @classmethod
     def single(cls, modality: str, item: Any) -> Media:
@@ -85,6 +90,7 @@ class ProcessorCall:
         options: Options of every call, as the processor takes them.
         scalar_metadata: Whether the class takes the metadata of one video instead of a list.
         containers: Reads videos that come as containers; None: none do.
+        either_or: Whether the class takes a text or media, never both.
         lock: What a thread must hold inside the class; None: nothing.
     """
 
@@ -96,6 +102,7 @@ class ProcessorCall:
         *,
         scalar_metadata: bool = False,
         containers: ContainerReader | None = None,
+        either_or: bool = False,
         lock: AbstractContextManager[Any] | None = None,
     ) -> None:
         self.processor = processor
@@ -103,6 +110,7 @@ class ProcessorCall:
         self.options = dict(options or {})
         self.scalar_metadata = scalar_metadata
         self.containers = containers
+        self.either_or = either_or
         self.lock = nullcontext() if lock is None else lock
         parameters = inspect.signature(type(processor).__call__).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -125,7 +133,8 @@ class ProcessorCall:
         """Run the processor on one text and its media.
 
         Args:
-            text: The prompt; marked tokens are codes.
+            text: The prompt; marked tokens are codes. Left out beside media, if the class takes
+                one or the other.
             media: Its items, in the order of the text.
             options: Options of this call, over those of every call.
             substitutes: Attribute name -> stand-in for a part of the processor.
@@ -133,7 +142,7 @@ class ProcessorCall:
         Raises:
             Exception: Whatever the processor raises.
         """
-        proxy = TokenizerProxy(self.tokenizer)
+        proxy = TokenizerProxy(self.tokenizer, fits_length=self.either_or)
         processor = copy.copy(self.processor)
         processor.tokenizer = proxy
         reported: list[dict[str, Any]] = []
@@ -147,6 +156,8 @@ class ProcessorCall:
             arguments["return_text_replacement_offsets"] = True
         if self.bos_token is not None and text.startswith(self.bos_token):
             arguments.setdefault("add_special_tokens", False)
+        if not (self.either_or and media):
+            arguments["text"] = [text]
         if media.images:
             arguments["images"] = media.images
         raw = [video for video in media.videos if isinstance(video, RawVideo)]
@@ -174,7 +185,7 @@ class ProcessorCall:
             if self.sampling_rate is not None:
                 arguments.setdefault("sampling_rate", self.sampling_rate)
         with self.lock, one_torch_thread():
-            output = processor(text=[text], **arguments)
+            output = processor(**arguments)
         return _split(dict(output), proxy, reported)
 
     def _metadata(self, metadata: Sequence[Mapping[str, Any]]) -> Any:
@@ -281,10 +292,16 @@ class TokenizerProxy:
 
     Only what a processor does with one text is answered here, at the cost of collapsed runs;
     everything else is the real tokenizer's. One object serves one call.
+
+    Args:
+        tokenizer: Ours.
+        fits_length: Whether padding to a length and truncation are done where they are asked
+            for: to a text that is embedded as a whole, and not to a prompt.
     """
 
-    def __init__(self, tokenizer: PromptTokenizer) -> None:
+    def __init__(self, tokenizer: PromptTokenizer, *, fits_length: bool = False) -> None:
         self._own = tokenizer
+        self._fits_length = fits_length
         self.last_text = ""
         self.last_add_special_tokens = True
 
@@ -303,15 +320,17 @@ class TokenizerProxy:
         return_tensors: Any = None,
         return_token_type_ids: bool | None = None,
         return_attention_mask: bool | None = None,
-        **_unused: Any,
+        **lengths: Any,
     ) -> Any:
-        """Tokenize one text or a list of texts; padding and truncation never apply to one."""
+        """Tokenize one text or a list of texts; padding to the longest never applies to one."""
         if text_pair is not None:
             raise ValueError("a pair of texts is not a prompt")
         texts = [text] if isinstance(text, str) else list(text)
         self.last_text = texts[-1] if texts else ""
         self.last_add_special_tokens = add_special_tokens
         rows = [self._own.encode(t, add_special_tokens=add_special_tokens) for t in texts]
+        if self._fits_length:
+            rows = fit(self._own, rows, texts, lengths)
         length = max(map(len, rows), default=0)
         names = self._own.hf_tokenizer.model_input_names
         if return_tensors is not None and any(len(row) != length for row in rows):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
+from lazydecode.models.either_or import difference_from_class
 from lazydecode.models.expansion import ItemText, PromptExpander
 from lazydecode.models.family import (
     PromptEdit,
@@ -55,8 +56,8 @@ class Prover:
         """Return the way in which prompts come out right, or the difference that remains."""
         headers = {m: self._header_way(m) for m in self.facts.modalities}
         reproducible = all(self._is_reproducible(m) for m in self.facts.modalities)
-        trials = self._trials()
-        proof = self._prompt_proof(trials, headers)
+        trials = [] if self.call.either_or else self._trials()
+        proof = self._either_or() if self.call.either_or else self._prompt_proof(trials, headers)
         return replace(
             proof,
             headers=headers,
@@ -79,6 +80,14 @@ class Prover:
         if failure:
             return Proof("unproven", difference=f"{difference}; {failure}")
         return Proof("whole_request", difference=difference)
+
+    def _either_or(self) -> Proof:
+        """Return whether a text alone and an item alone come out right."""
+        try:
+            difference = difference_from_class(self.probes, self.items)
+        except InvalidRequestError as exc:
+            difference = exc.message
+        return Proof("unproven" if difference else "either_or", difference=difference)
 
     # -- prompts
 

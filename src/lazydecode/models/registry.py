@@ -18,9 +18,9 @@ from lazydecode.plugins import Registry
 class FamilyRecord:
     """How a family differs from the generic way."""
 
-    placement: Literal["in_text", "prompt_start", "none", "either_or"] = "in_text"
-    """Where items stand: at placeholders, before the text, in the encoder only, or instead of
-    the text."""
+    placement: Literal["in_text", "either_or"] = "in_text"
+    """Where items stand: in the text, or in its place (`models/either_or.py`): then a request is
+    one text or one item."""
     item_text: Mapping[str, str] = field(default_factory=dict)
     """Modality -> prompt of one item alone, where the template cannot give it."""
     whole_request: tuple[str, ...] = ()
@@ -112,11 +112,25 @@ register(
 register(
     "Blip2Processor",
     FamilyRecord(
-        placement="prompt_start",
         max_items={"image": 1},
         reason="writes the tokens of one image before the text, whatever the text says",
     ),
 )
+
+for _embedder in ("CLIPProcessor", "SiglipProcessor", "Siglip2Processor"):
+    register(
+        _embedder,
+        FamilyRecord(placement="either_or", reason="embeds one text or one image, by two encoders"),
+    )
+
+for _retriever in ("ColPaliProcessor", "ColQwen2Processor"):
+    register(
+        _retriever,
+        FamilyRecord(
+            placement="either_or",
+            reason="embeds one query or one page, and writes its own prompt around each",
+        ),
+    )
 
 for _omni in ("Qwen2_5OmniProcessor", "Qwen3OmniMoeProcessor"):
     register(

@@ -113,8 +113,7 @@ def warm_up(frontend: ModelFrontend, modality: str) -> None:
     assert processor is not None
     prompt: str | list[int] = [0]  # of a model without a template, whose prompt has no items
     if frontend.template is not None:
-        content = [{"type": modality}, {"type": "text", "text": "Warm up."}]
-        prompt = frontend.render_chat([{"role": "user", "content": content}]).text
+        prompt = frontend.template.render_items([modality])
     ref = frontend.info.get_media_io(modality).load_bytes_ref(_SAMPLES[modality]())
     try:
         items = frontend.info.parse_mm_data({modality: [ref]}, validate=False)

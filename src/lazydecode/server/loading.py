@@ -18,6 +18,7 @@ from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.registry import ModelLoadError
 from lazydecode.renderers.base import BaseRenderer
 from lazydecode.renderers.media import resolve_media_io
 from lazydecode.server.context import ServerContext
@@ -49,6 +50,10 @@ def load_context(
     """
     check_plugins(settings)
     frontend = load_model_frontend(model, settings)
+    if settings.engine != "none" and not frontend.generates:
+        raise ModelLoadError(
+            f"{model} embeds and does not generate: serve it with --engine none, to render requests"
+        )
     for modality in settings.media_io_kwargs:
         resolve_media_io(frontend.info, modality, settings.media_io_kwargs)
     return build_context(frontend, settings, child=child, member=member)

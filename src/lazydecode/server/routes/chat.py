@@ -29,6 +29,10 @@ from lazydecode.server.sampling import build_sampling
 
 async def create_completion(context: ServerContext, exchange: Exchange) -> None:
     """Answer a chat request, whole or as a stream of events."""
+    if not context.frontend.generates:
+        raise InvalidRequestError(
+            "this model embeds and does not generate; use /v1/chat/completions/render"
+        )
     if not context.generates:
         raise InvalidRequestError(
             "this server renders only (--engine none); use /v1/chat/completions/render"
