@@ -19,6 +19,7 @@ import uvloop
 
 from lazydecode.config import Settings
 from lazydecode.server.app import create_app
+from lazydecode.server.http_protocol import UncopiedBodies
 from lazydecode.server.loading import load_context
 
 _T = TypeVar("_T")
@@ -41,7 +42,7 @@ class Server:
                 create_app(self.context),
                 log_config=None,
                 access_log=False,
-                http="httptools",
+                http=UncopiedBodies,
                 loop="none",
                 timeout_graceful_shutdown=5,
             )

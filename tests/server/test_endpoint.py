@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
 from lazydecode.config import Settings
@@ -80,3 +81,86 @@ def test_an_answer_is_counted_before_the_client_has_it_whole(
     assert counts == [(1.0, 1.0)]
     assert count("lazydecode_decodes_total", {"modality": "image"}) == 1.0
     assert queue.num_inside == 0
+
+
+class _Connection:
+    """A request whose client leaves when the test says so."""
+
+    def __init__(self) -> None:
+        self.leave = asyncio.Event()
+        self.num_asked = 0
+        self.sent: list[Message] = []
+
+    async def receive(self) -> Message:
+        self.num_asked += 1
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    def exchange(self) -> Exchange:
+        return Exchange({"type": "http", "headers": []}, self.receive, self.send)
+
+
+async def test_a_quick_answer_starts_no_task_and_is_not_watched() -> None:
+    connection = _Connection()
+    tasks: list[set[asyncio.Task[Any]]] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        tasks.append(asyncio.all_tasks())
+
+    await connection.exchange().run_while_connected(work())
+    assert tasks == [{asyncio.current_task()}]
+    assert connection.num_asked == 0
+
+
+async def test_a_client_that_leaves_cancels_the_work_once_it_takes_a_while() -> None:
+    connection = _Connection()
+    ended = []
+
+    async def work() -> None:
+        connection.leave.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("work")
+
+    task = asyncio.create_task(connection.exchange().run_while_connected(work()))
+    with pytest.raises(ClientDisconnect):
+        await task
+    assert ended == ["work"]
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_the_end_of_the_server_goes_on_up_after_the_work_has_ended() -> None:
+    connection = _Connection()
+    started, ended = asyncio.Event(), []
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("work")
+
+    task = asyncio.create_task(connection.exchange().run_while_connected(work()))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["work"]
+
+
+async def test_a_small_answer_is_one_message_and_needs_no_thread() -> None:
+    connection = _Connection()
+    pieces: Iterator[bytes] = iter([b"[1,", b"2]"])
+    with ThreadPoolExecutor(1) as pool:
+        await connection.exchange().answer_pieces(pieces, 5, executor=pool)
+        assert not pool._threads
+    assert [message["type"] for message in connection.sent] == [
+        "http.response.start",
+        "http.response.body",
+    ]
+    assert connection.sent[1]["body"] == b"[1,2]"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lazydecode.server.context import ServerContext
 from lazydecode.server.endpoint import Endpoint, Handler
@@ -53,9 +54,29 @@ def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlett
         get("/metrics", "metrics", system.metrics, needs_key=False),
         get("/version", "version", system.version, needs_key=False),
     ]
-    return Starlette(
-        routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error}
-    )
+    app = _App(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _http_error})
+    app.posts = {route.path: route.endpoint for route in routes if "POST" in (route.methods or ())}
+    return app
+
+
+class _App(Starlette):
+    """Starlette, with a short way to the endpoints that are posted to.
+
+    An endpoint answers every error itself, so that Starlette's layers around it do nothing but
+    be called for each message: 40 of the 500 µs that a short text takes.
+    """
+
+    posts: Mapping[str, ASGIApp]
+    """Path -> endpoint."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or run the application's life."""
+        if scope["type"] == "http" and scope["method"] == "POST":
+            endpoint = self.posts.get(scope["path"])
+            if endpoint is not None:
+                await endpoint(scope, receive, send)
+                return
+        await super().__call__(scope, receive, send)
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import os
 import re
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -21,6 +21,8 @@ from lazydecode.errors import AuthenticationError
 from lazydecode.renderers.timeline import Timeline
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_WATCH_AFTER_S: Final = 0.01
+"""Requests that are answered within this are not watched for a client that leaves: most hits."""
 _WRITE_BYTES: Final = 256 * 1024
 """Large answers are written in slices, so that other connections get their turn between."""
 
@@ -57,7 +59,7 @@ class Exchange:
     def _choose_id(self) -> str:
         """Take the client's id if it is a plain word; it ends up in logs and headers."""
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        return given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
     def header(self, name: str) -> str | None:
         """Value of a request header."""
@@ -87,28 +89,19 @@ class Exchange:
         Raises:
             ClientDisconnect: If the client went away.
         """
-        task = asyncio.create_task(work, name=f"request-{self.request_id}")
-        watch = asyncio.create_task(self._wait_for_disconnect(), name=f"watch-{self.request_id}")
+        task = asyncio.current_task()
+        assert task is not None
+        task.set_name(f"request-{self.request_id}")
+        watch = _DisconnectWatch(self, task)
         try:
-            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
-                if task.cancelled() or isinstance(task.exception(), OSError):
-                    raise ClientDisconnect
-            task.result()
-        except asyncio.CancelledError:
-            # The server shuts down: the work ends first, then the cancellation is delivered.
-            task.cancel()
-            await asyncio.wait((task,))
+            await work
+        except (asyncio.CancelledError, OSError):
+            # A server that shuts down cancels as well; that goes on up.
+            if watch.has_left and not task.uncancel():
+                raise ClientDisconnect from None
             raise
         finally:
-            watch.cancel()
-            await asyncio.wait((watch,))
-
-    async def _wait_for_disconnect(self) -> None:
-        while (await self.receive())["type"] != "http.disconnect":
-            pass
+            await watch.end()
 
     async def answer(
         self,
@@ -132,15 +125,14 @@ class Exchange:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send a JSON answer whose pieces are made on `executor`, one while another is sent."""
+        if num_bytes <= _WRITE_BYTES:
+            await self.answer(200, b"".join(pieces), headers=headers)
+            return
         fields = {"content-length": str(num_bytes), **(headers or {})}
         await self._start(200, "application/json", fields)
         loop = asyncio.get_running_loop()
-        is_small = num_bytes <= _WRITE_BYTES
         while True:
-            if is_small:
-                piece = next(pieces, None)
-            else:
-                piece = await loop.run_in_executor(executor, next, pieces, None)
+            piece = await loop.run_in_executor(executor, next, pieces, None)
             if piece is None:
                 break
             view = memoryview(piece)
@@ -200,3 +192,38 @@ class Exchange:
         if not more or self._left == 0:
             self.complete()
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+
+class _DisconnectWatch:
+    """Cancels a request's task when its client goes away; from `_WATCH_AFTER_S` on.
+
+    Args:
+        exchange: The request, whose body has been read.
+        task: Works for it.
+    """
+
+    def __init__(self, exchange: Exchange, task: asyncio.Task[Any]) -> None:
+        self._exchange = exchange
+        self._task = task
+        self._watcher: asyncio.Task[None] | None = None
+        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
+        self.has_left = False
+        """Whether the client went away, and the task was cancelled for it."""
+
+    def _start(self) -> None:
+        name = f"watch-{self._exchange.request_id}"
+        self._watcher = asyncio.create_task(self._watch(), name=name)
+
+    async def _watch(self) -> None:
+        while (await self._exchange.receive())["type"] != "http.disconnect":
+            pass
+        self.has_left = True
+        self._task.cancel()
+
+    async def end(self) -> None:
+        """Watch no more."""
+        self._timer.cancel()
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.cancel()
+            await asyncio.wait((watcher,))

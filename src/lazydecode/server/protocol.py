@@ -6,6 +6,7 @@ nothing that a client asks for is silently ignored.
 
 from __future__ import annotations
 
+import operator
 import re
 from typing import Any, Final, Literal, TypeVar
 
@@ -46,6 +47,21 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "truncate_prompt_tokens": (),
 }
 """Known fields that this server does not implement -> the values that change nothing."""
+_RANGES: Final[dict[str, tuple[float, float | None, bool]]] = {
+    "max_tokens": (1, None, False),
+    "max_completion_tokens": (1, None, False),
+    "min_tokens": (0, None, False),
+    "temperature": (0, 2, False),
+    "top_p": (0, 1, True),
+    "top_k": (-1, None, False),
+    "min_p": (0, 1, False),
+    "seed": (-(2**63), 2**63 - 1, False),
+    "presence_penalty": (-2, 2, False),
+    "frequency_penalty": (-2, 2, False),
+    "repetition_penalty": (0, 100, True),
+    "top_logprobs": (0, MAX_LOGPROBS, False),
+}
+"""Number -> least value, largest or None, and whether it must be above the least."""
 _FREE_FORM: Final = ("tools", "chat_template_kwargs", "media_io_kwargs", "mm_processor_kwargs")
 """Fields whose values are handed on as the client wrote them."""
 _OF_TEMPLATES: Final = (
@@ -161,6 +177,10 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 
 
 _DECODER: Final = msgspec.json.Decoder(ChatCompletionRequest)
+_read_neutral: Final = operator.attrgetter(*_NEUTRAL)
+_NONE_NEUTRAL: Final = (_RAW,) * len(_NEUTRAL)
+_read_ranged: Final = operator.attrgetter(*_RANGES)
+_NONE_RANGED: Final = (None,) * len(_RANGES)
 _UNKNOWN_FIELD: Final = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _PATH: Final = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 
@@ -203,20 +223,13 @@ def check_request(request: ChatCompletionRequest) -> None:
     """
     for name in _FREE_FORM:
         check_nesting(getattr(request, name), where=name)
-    for name, neutral in _NEUTRAL.items():
-        _check_neutral(name, getattr(request, name), neutral)
-    _check_range(request, "max_tokens", low=1)
-    _check_range(request, "max_completion_tokens", low=1)
-    _check_range(request, "min_tokens", low=0)
-    _check_range(request, "temperature", low=0, high=2)
-    _check_range(request, "top_p", low=0, high=1, open_low=True)
-    _check_range(request, "top_k", low=-1)
-    _check_range(request, "min_p", low=0, high=1)
-    _check_range(request, "seed", low=-(2**63), high=2**63 - 1)
-    _check_range(request, "presence_penalty", low=-2, high=2)
-    _check_range(request, "frequency_penalty", low=-2, high=2)
-    _check_range(request, "repetition_penalty", low=0, high=100, open_low=True)
-    _check_range(request, "top_logprobs", low=0, high=MAX_LOGPROBS)
+    # Nearly all requests give none of these: one comparison instead of a loop over each.
+    if _read_neutral(request) != _NONE_NEUTRAL:
+        for name, neutral in _NEUTRAL.items():
+            _check_neutral(name, getattr(request, name), neutral)
+    if _read_ranged(request) != _NONE_RANGED:
+        for name, (low, high, is_open) in _RANGES.items():
+            _check_range(name, getattr(request, name), low, high, is_open)
     for token, bias in (request.logit_bias or {}).items():
         if not token.isdecimal() or len(token) > 9 or not -100 <= bias <= 100:
             raise _invalid("logit_bias", f"{token}: {bias}", "maps token ids to -100..100")
@@ -265,18 +278,12 @@ def _same(value: Any, allowed: Any) -> bool:
 
 
 def _check_range(
-    request: ChatCompletionRequest,
-    name: str,
-    *,
-    low: float,
-    high: float | None = None,
-    open_low: bool = False,
+    name: str, value: float | None, low: float, high: float | None, is_open: bool
 ) -> None:
-    value = getattr(request, name)
     if value is None:
         return
-    if value < low or (open_low and value == low) or (high is not None and value > high):
-        bound = f"more than {low}" if open_low else f"at least {low}"
+    if value < low or (is_open and value == low) or (high is not None and value > high):
+        bound = f"more than {low}" if is_open else f"at least {low}"
         raise _invalid(
             name, value, f"must be {bound}" + ("" if high is None else f" and at most {high}")
         )

@@ -18,6 +18,7 @@ from lazydecode.engine.child import Child
 from lazydecode.server.app import create_app
 from lazydecode.server.context import ServerContext
 from lazydecode.server.doorway import Doorway
+from lazydecode.server.http_protocol import UncopiedBodies
 from lazydecode.server.loading import load_context
 from lazydecode.server.membership import Member
 from lazydecode.server.stopping import StopSignals
@@ -63,7 +64,8 @@ async def serve(
             door,
             log_config=None,
             access_log=False,
-            http="httptools",
+            http=UncopiedBodies,
+            proxy_headers=False,  # nobody looks at a client's address
             loop="none",
             lifespan="off",
             timeout_graceful_shutdown=settings.shutdown_grace,  # type: ignore[arg-type]  # a float does
