@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pickle
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,7 +29,6 @@ from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.rebuild import rebuild_decoder
 from lazydecode.media.transforms import MEDIA_TRANSFORMS
 from lazydecode.media.video import VideoMediaIO
-from lazydecode.models import kimi_fused
 from lazydecode.models.joining import join_items
 from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.pixels import finish_pixels
@@ -392,38 +395,30 @@ async def test_pictures_are_decoded_as_lazily_as_ever(
         assert num_decodes == 1
 
 
+@pytest.mark.slow
 async def test_requests_and_warm_up_never_meet_inside_the_fused_kernel(
-    open_kimi: OpenKimi, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Callable[..., Path],
 ) -> None:
-    """Threads of numba's workqueue layer abort the process if they do."""
-    original, pause = kimi_fused.enter_kernel, threading.Event()
-    guard, inside, most = threading.Lock(), 0, 0
-    threads: list[str] = []
-
-    def watched(*args: Any) -> None:
-        nonlocal inside, most
-        with guard:
-            inside += 1
-            most = max(most, inside)
-            threads.append(threading.current_thread().name)
-        pause.wait(0.02)  # long enough for another to come
-        original(*args)
-        with guard:
-            inside -= 1
-
-    async with open_kimi(
-        fused_preprocessing=True, raw_pixels=False, processing_threads=4
-    ) as renderer:
-        monkeypatch.setattr(kimi_fused, "enter_kernel", watched)
-        renderer.warm_up.start()
-        requests = [render(renderer, photo(), clip(9), photo()) for _ in range(3)]
-        await asyncio.gather(*requests)
-        await wait_until(lambda: not renderer.warm_up.is_running)
-    assert most == 1
+    """Threads of numba's workqueue layer abort the process if they do; the child ends so."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.renderers.workqueue_session", str(tiny_model("kimi_k25", weights=False))),
+        env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    output, errors = await child.communicate()
+    assert output, errors.decode()
+    found = json.loads(output)
+    assert (found["layer"], found["most"]) == ("workqueue", 1)
     # Warm-up has a picture and a video, each request two pictures and three chunks.
+    threads = found["threads"]
     assert sum("lazydecode-mm" in name for name in threads) >= 2
     assert sum("lazydecode-process" in name for name in threads) == 3 * 5
     assert len({name for name in threads if "lazydecode-process" in name}) > 1
+    # The proof that this layer would have noticed: the child then went past the lock.
+    assert child.returncode == -signal.SIGABRT
+    assert b"Concurrent access has been detected" in errors
 
 
 async def test_a_chunk_is_rebuilt_from_payload_and_spec(open_kimi: OpenKimi) -> None:
