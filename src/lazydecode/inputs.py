@@ -153,5 +153,8 @@ class MultiModalInput(TypedDict):
     """Modality -> per item its tensors, or None when the receiver cache holds them."""
     mm_hashes: dict[str, list[str]]
     mm_placeholders: dict[str, list[PlaceholderRange]]
+    mm_origins: NotRequired[dict[str, list[tuple[str, int]]]]
+    """Modality -> per item modality and number of what the client sent; absent where they are
+    those of the item."""
     prompt: NotRequired[str]
     cache_salt: NotRequired[str]

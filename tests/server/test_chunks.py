@@ -70,6 +70,24 @@ def test_render_names_chunks_in_request_order(server: Server) -> None:
     assert len(full["features"]["kwargs_data"]["vision_chunk"]) == 10
 
 
+def test_count_names_what_the_client_sent(server: Server) -> None:
+    parts = [photo(), clip(), photo()]
+    rendered = server.render(request(*parts, mm_payload="none")).json()["features"]
+    lengths = [place["length"] for place in rendered["mm_placeholders"]["vision_chunk"]]
+    body = request(*parts)
+    for _ in range(2):  # from headers, then with what the cache holds
+        response = server.post("/v1/chat/completions/count", body)
+        assert response.status_code == 200, response.text
+        items = response.json()["items"]
+        assert [(item["modality"], item["index"]) for item in items] == [
+            ("image", 0),
+            ("video", 0),
+            ("image", 1),
+        ]
+        assert [item["tokens"] for item in items] == [lengths[0], sum(lengths[1:-1]), lengths[-1]]
+        server.render(body)
+
+
 def test_errors_count_within_the_clients_modality(server: Server) -> None:
     bad_photo = image(data_url(make_jpeg((64, 48))[:150]))
     bad_clip = video(data_url(make_jpeg((64, 48)), "video/mp4"))

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -45,13 +46,36 @@ def wait_healthy(url: str, num_processes: int, server: Process) -> None:
     raise AssertionError(server.output)
 
 
+def check_uuids(url: str) -> None:
+    """What came under a uuid to one worker is what it stands for to all of them."""
+    first, second = (data_url(make_jpeg() + bytes([number])) for number in range(2))
+
+    def render(part: dict[str, Any]) -> httpx.Response:  # by whichever worker
+        return httpx.post(f"{url}/v1/chat/completions/render", json=request(part), timeout=WAIT_S)
+
+    known = render(image(first, uuid="mine")).json()["features"]
+    for _ in range(12):
+        refused = render(image(second, uuid="mine"))
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"] == "uuid"
+    answers = [render(image(None, uuid="mine")) for _ in range(12)]
+    for answer in answers:
+        if answer.status_code == 200:
+            assert answer.json()["features"] == known
+        else:  # the other worker never had the picture, and says so
+            assert "send the data again" in answer.json()["error"]["message"]
+    assert {answer.status_code for answer in answers} <= {200, 400}
+    assert all(render(image(first, uuid="mine")).status_code == 200 for _ in range(12))
+
+
 @pytest.mark.slow
 def test_workers_share_a_port_and_an_engine_and_are_replaced(
     tiny_model: Callable[..., Path],
 ) -> None:
     model = str(tiny_model("qwen2_5_vl"))
     body = request(image(data_url(make_jpeg())), text("x"), max_tokens=2, temperature=0)
-    with lazydecode("serve", model, "--port", "0", "--workers", "2") as server:
+    flags = "--port", "0", "--workers", "2", "--uuid-conflict", "error"
+    with lazydecode("serve", model, *flags) as server:
         url = server.read_until(r"serving .* at (http://\S+)")
         wait_healthy(url, 3, server)
         first = children(server)
@@ -83,6 +107,8 @@ def test_workers_share_a_port_and_an_engine_and_are_replaced(
         while metric(url, "cache_entries", '{cache="sender"}') and time.monotonic() < deadline:
             time.sleep(0.02)
         assert metric(url, "cache_entries", '{cache="sender"}') == 0
+
+        check_uuids(url)
 
         first["lazydecode-0"].kill()
         psutil.wait_procs([first["lazydecode-0"]], timeout=30)

@@ -12,7 +12,7 @@ from lazydecode.cache.base import (
     ProcessedItem,
     item_nbytes,
 )
-from lazydecode.cache.bindings import CONTESTED, UuidBindings
+from lazydecode.cache.bindings import CONTESTED, Bindings, UuidBindings
 from lazydecode.cache.lru import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
@@ -28,6 +28,7 @@ __all__ = [
     "BaseMultiModalCache",
     "BaseMultiModalProcessorCache",
     "BaseMultiModalReceiverCache",
+    "Bindings",
     "CacheStats",
     "CachedItem",
     "LRUCache",

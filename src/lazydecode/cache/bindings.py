@@ -8,7 +8,7 @@ another picture.
 from __future__ import annotations
 
 import threading
-from typing import Final
+from typing import Final, Protocol
 
 from lazydecode.cache.ring import LRUCache
 
@@ -17,6 +17,26 @@ MAX_NAMES: Final = 1 << 17
 
 CONTESTED: Final = ""
 """In the place of an identity: different media came under the name, so it stands for none."""
+
+
+class Bindings(Protocol):
+    """What names stand for, as `UuidBindings` says; threads share it."""
+
+    def __len__(self) -> int:
+        """Number of names."""
+        ...
+
+    def peek(self, name: str) -> str | None:
+        """Return a name's identity or `CONTESTED`, None if it is unknown; changes nothing."""
+        ...
+
+    def bind(self, name: str, mm_hash: str, *, contest: bool) -> bool:
+        """Let `name` stand for `mm_hash` if it stands for nothing yet; whether it does now."""
+        ...
+
+    def clear(self) -> None:
+        """Forget all names."""
+        ...
 
 
 class UuidBindings:

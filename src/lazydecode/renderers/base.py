@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from lazydecode.cache import BaseMultiModalProcessorCache
+from lazydecode.cache import BaseMultiModalProcessorCache, Bindings
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
 from lazydecode.inputs import MultiModalInput
@@ -82,6 +82,7 @@ class BaseRenderer:
         settings: Options, limits and cache sizes.
         executor: Media threads. Shut down with the renderer.
         mirrors_engine: Whether an engine follows that has a receiver cache.
+        bindings: What uuids stand for, if other front ends share it.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class BaseRenderer:
         *,
         executor: MediaExecutor,
         mirrors_engine: bool,
+        bindings: Bindings | None = None,
     ) -> None:
         self.frontend = frontend
         self.settings = settings
@@ -133,6 +135,7 @@ class BaseRenderer:
             frontend.info,
             conflict=settings.uuid_conflict,
             holds_video=None if chunks is None else chunks.holds,
+            bindings=bindings,
         )
         self._processing = ThreadPoolExecutor(
             settings.processing_threads,

@@ -13,7 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from lazydecode.cache import CONTESTED, BaseMultiModalProcessorCache, UuidBindings
+from lazydecode.cache import (
+    CONTESTED,
+    BaseMultiModalProcessorCache,
+    Bindings,
+    UuidBindings,
+)
 from lazydecode.errors import MissingMediaError, UuidConflictError
 from lazydecode.media.urls import is_data_url
 from lazydecode.processing.context import BaseProcessingInfo
@@ -53,8 +58,8 @@ class ItemIdentities:
         info: Names the model and the digest.
         conflict: What becomes of other bytes under a known uuid.
         holds_video: Says whether a cache has all of a video, for models that take chunks.
-        bindings: What uuids stand for; all caches of a front end share it, as it says nothing
-            about what they hold.
+        bindings: What uuids stand for; all caches of a front end share it, and all front ends
+            of a server, as it says nothing about what they hold.
     """
 
     def __init__(
@@ -63,12 +68,12 @@ class ItemIdentities:
         *,
         conflict: ConflictPolicy = "miss",
         holds_video: Callable[[str, BaseMultiModalProcessorCache], bool] | None = None,
-        bindings: UuidBindings | None = None,
+        bindings: Bindings | None = None,
     ) -> None:
         self._info = info
         self._conflict = conflict
         self._holds_video = holds_video
-        self.bindings = UuidBindings() if bindings is None else bindings
+        self.bindings: Bindings = UuidBindings() if bindings is None else bindings
 
     def find_held(
         self,
@@ -188,6 +193,8 @@ def _missing(
         )
     elif mm_hash == CONTESTED:
         why = " Different media were sent under its uuid: send the data, or a uuid of its own."
+    elif mm_hash is not None:
+        why = " What was sent under its uuid is not kept here any more: send the data again."
     return MissingMediaError(
         f"Cache miss for {modality} at index {index} but data is not provided.{why}",
         modality=modality,

@@ -26,7 +26,9 @@ from lazydecode.limits import RequestLimits
 from lazydecode.media.base import MediaRef
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.decode import await_with_cancellation_drain
+from lazydecode.models.chunks import VISION_CHUNK
 from lazydecode.models.generic import GenericMultiModalProcessor
+from lazydecode.parse import VisionChunkProcessorItems
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
@@ -211,6 +213,7 @@ class MultiModalRunner:
             mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
             mm_placeholders=rendering.placeholders,
         )
+        _name_origins(prompt, inputs)
         self._check_placeholders(prompt, inputs)
         return prompt
 
@@ -426,6 +429,7 @@ class MultiModalRunner:
             return
         with nullcontext() if inputs.cache is None else inputs.cache.transaction():
             prompt = process()
+            _name_origins(prompt, inputs)
             self._check_placeholders(prompt, inputs)
             if inputs.cache is not None and inputs.cache.keeps_items:
                 self._identities.bind(named)
@@ -444,6 +448,13 @@ def _all_refs(inputs: ProcessorInputs) -> list[tuple[str, int, MediaRef[Any]]]:
         for position in range(items.get_count())
         if isinstance(ref := items.get_raw(position), MediaRef)
     ]
+
+
+def _name_origins(prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
+    """Say what chunks were cut from."""
+    chunks = inputs.mm_data_items.get(VISION_CHUNK)
+    if isinstance(chunks, VisionChunkProcessorItems):
+        prompt["mm_origins"] = {VISION_CHUNK: list(chunks.origins)}
 
 
 class _Cancellation:

@@ -86,7 +86,12 @@ def build_context(
     )
     generates = settings.engine != "none"
     renderer = BaseRenderer(
-        frontend, connector, settings, executor=executor, mirrors_engine=generates
+        frontend,
+        connector,
+        settings,
+        executor=executor,
+        mirrors_engine=generates,
+        bindings=None if member is None else member.bindings,
     )
     context = ServerContext(
         settings=settings,

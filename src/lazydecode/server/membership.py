@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
+from lazydecode.cache import Bindings
 from lazydecode.server.samples import Family
 
 logger = logging.getLogger(__name__)
@@ -137,10 +138,18 @@ class Member:
     Args:
         sock: The worker's end.
         on_lost: Called when the supervisor is gone, on the reading thread.
+        bindings: What uuids stand for, to all workers.
     """
 
-    def __init__(self, sock: socket.socket, *, on_lost: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        *,
+        on_lost: Callable[[], object],
+        bindings: Bindings | None = None,
+    ) -> None:
         self._socket = sock
+        self.bindings = bindings
         self._on_lost = on_lost
         self._lock = threading.Lock()
         self._attaching: Future[int] | None = None

@@ -119,6 +119,7 @@ def _supervise(
     on_ready: Callable[[Sequence[str]], None],
 ) -> None:
     """Run several workers and their engine; each in a process that is forked from this one."""
+    from lazydecode.cache.shared_bindings import SharedUuidBindings
     from lazydecode.engine.core import main as run_engine
     from lazydecode.server import membership
     from lazydecode.server.supervisor import Supervisor
@@ -126,11 +127,12 @@ def _supervise(
     if not can_fork():
         raise OSError("workers cannot be forked here (a GPU driver is open, or macOS): use one")
     own = settings.of_worker
+    bindings = SharedUuidBindings()  # before the forks, which share it
 
     def run_worker(number: int, listener: socket.socket, control: socket.socket) -> int:
         name_logs(f"worker-{number}[%(process)d] ")
         # A supervisor that is gone took the engine with it.
-        member = membership.Member(control, on_lost=lambda: os._exit(1))
+        member = membership.Member(control, on_lost=lambda: os._exit(1), bindings=bindings)
         try:
             _run_front_end(
                 model,

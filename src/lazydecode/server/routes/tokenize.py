@@ -82,23 +82,10 @@ async def count_tokens(context: ServerContext, exchange: Exchange) -> None:
 
 async def _answer_count(context: ServerContext, exchange: Exchange, parsed: ParsedRequest) -> None:
     prompt = await _count(context, exchange, parsed)
-    places = [
-        (place, modality, index)
-        for modality, group in prompt["mm_placeholders"].items()
-        for index, place in enumerate(group)
-    ]
     body = {
         "count": len(prompt["prompt_token_ids"]),
         "max_model_len": context.max_model_len,
-        "items": [
-            {
-                "modality": modality,
-                "index": index,
-                "tokens": place.length,
-                "embeddings": place.num_embeds,
-            }
-            for place, modality, index in sorted(places, key=lambda entry: entry[0].offset)
-        ],
+        "items": count_items(prompt),
     }
     headers: dict[str, str] = {}
     extra: dict[str, Any] = {}
@@ -118,3 +105,28 @@ async def _count(
         purpose="count",
     ) as rendered:
         return await rendered.count()
+
+
+def count_items(prompt: MultiModalInput) -> list[dict[str, Any]]:
+    """Return the tokens of each item that the client sent, in the order of the prompt.
+
+    The chunks that a model takes a video in are the client's one video.
+    """
+    origins = prompt.get("mm_origins", {})
+    places = sorted(
+        (
+            (place, *(origins[modality][index] if modality in origins else (modality, index)))
+            for modality, group in prompt["mm_placeholders"].items()
+            for index, place in enumerate(group)
+        ),
+        key=lambda entry: entry[0].offset,
+    )
+    items: dict[tuple[str, int], dict[str, Any]] = {}
+    for place, modality, index in places:
+        item = items.setdefault(
+            (modality, index),
+            {"modality": modality, "index": index, "tokens": 0, "embeddings": 0},
+        )
+        item["tokens"] += place.length
+        item["embeddings"] += place.num_embeds
+    return list(items.values())
