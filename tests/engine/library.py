@@ -51,7 +51,7 @@ class Model:
             pixel_plan=self.frontend.pixel_plan,
             token_types=TokenTypes.of_processor(self.frontend.processor),
         )
-        self.reference = Reference(str(path))
+        self.reference = Reference.of(str(path))
         self.library = load_model(str(path), device="cpu", dtype="float32", trust_remote_code=False)
         taken = inspect.signature(self.library.forward).parameters
         self._wants_types = "mm_token_type_ids" in taken and self.frontend.modalities != ()
@@ -92,7 +92,7 @@ class Model:
                 mm_placeholders={},
             )
         items = self.frontend.info.parse_mm_data(case.items)
-        return self.frontend.mm_processor.apply(ProcessorInputs(rendered.text, items))
+        return self.frontend.mm_processor.apply(ProcessorInputs(rendered.prompt, items))
 
     def generation(self, case: Case, sampling: SamplingParams = GREEDY) -> Generation:
         """The case, ready to run."""

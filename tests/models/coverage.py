@@ -99,7 +99,7 @@ def check_family(family: str, folder: str, *, thorough: bool = True) -> FamilyRe
         refused = findings.facts.refused.values() if findings else ()
         report.problems.append("; ".join(refused) or "it has no chat template of its own")
         return report
-    reference = Reference(folder)
+    reference = Reference.of(folder)
     for modality in frontend.modalities:
         report.modalities[modality] = ModalityReport(
             header_way=findings.proof.headers[modality],

@@ -20,7 +20,7 @@ def inputs_for(
 ) -> ProcessorInputs:
     """What our processor takes for a request."""
     return ProcessorInputs(
-        frontend.render_chat(messages).text,
+        frontend.render_chat(messages).prompt,
         frontend.info.parse_mm_data({m: list(group) for m, group in items.items()}),
         cache=cache,
         processor_fingerprint=frontend.fingerprint,

@@ -10,7 +10,6 @@ from typing import Any
 NOT_SERVED: Mapping[str, str] = {
     "whisper": "encoder and decoder: audio has no place in the prompt. The routes for recordings "
     "serve it, with code of its own",
-    "voxtral": "mistral-common writes the prompt",
 }
 """Families that the chat routes refuse media for, and why."""
 

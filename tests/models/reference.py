@@ -5,10 +5,13 @@ Nothing of ours is in it: its own tokenizer, its own expansion, all items in one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import soundfile
 import torch
 from PIL import Image
 
@@ -71,7 +74,15 @@ class Reference:
         )
         self.rate: int = getattr(audio, "sampling_rate", 16000)
 
-    def text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    @classmethod
+    def of(cls, folder: str) -> Reference:
+        """The reference of a model whose class may be called in a way of its own."""
+        reference = cls(folder)
+        if type(reference.processor).__name__ == "VoxtralProcessor":
+            return VoxtralReference(folder)
+        return reference
+
+    def text(self, messages: Sequence[Mapping[str, Any]]) -> Any:
         """The prompt of a conversation, by the class's own method."""
         template = getattr(self.processor, "chat_template", None)
         owner = self.processor if template else self.processor.tokenizer
@@ -81,7 +92,7 @@ class Reference:
         return str(rendered)
 
     def __call__(
-        self, text: str, items: Mapping[str, Sequence[Any]], **options: Any
+        self, text: Any, items: Mapping[str, Sequence[Any]], **options: Any
     ) -> dict[str, Any]:
         """The class's outputs for a whole request."""
         arguments: dict[str, Any] = {"return_tensors": "pt", **options}
@@ -104,7 +115,7 @@ class Reference:
             arguments["sampling_rate"] = self.rate
         return dict(self.processor(text=[text], **arguments))
 
-    def ids(self, text: str, items: Mapping[str, Sequence[Any]]) -> list[int]:
+    def ids(self, text: Any, items: Mapping[str, Sequence[Any]]) -> list[int]:
         """The token ids of a whole request."""
         return [int(i) for i in self(text, items)["input_ids"][0]]
 
@@ -118,3 +129,31 @@ class Reference:
             and name != "video_metadata"
             and not (isinstance(value, torch.Tensor) and tuple(value.shape[:2]) == (1, length))
         }
+
+
+class VoxtralReference(Reference):
+    """A class that writes prompts of conversations whose recordings it reads itself."""
+
+    def text(self, messages: Sequence[Mapping[str, Any]]) -> Any:
+        """The conversation: there is no text of it."""
+        return messages
+
+    def __call__(
+        self, text: Any, items: Mapping[str, Sequence[Any]], **options: Any
+    ) -> dict[str, Any]:
+        """The class's outputs for a whole request."""
+        sounds = iter(items.get("audio", ()))
+        messages = [
+            {**m, "content": [self._part(p, sounds) for p in m["content"]]}
+            if isinstance(m["content"], list)
+            else m
+            for m in text
+        ]
+        return dict(self.processor.apply_chat_template(messages, **options))
+
+    def _part(self, part: Mapping[str, Any], sounds: Iterator[Any]) -> dict[str, Any]:
+        if part["type"] != "audio":
+            return dict(part)
+        buffer = io.BytesIO()
+        soundfile.write(buffer, next(sounds), self.rate, format="WAV", subtype="FLOAT")
+        return {"type": "audio", "base64": base64.b64encode(buffer.getvalue()).decode()}

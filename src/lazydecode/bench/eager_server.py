@@ -76,7 +76,7 @@ class EagerRenderer:
                 parts.append({"type": modality})
             messages.append({**message, "content": parts})
         media = {modality: await asyncio.gather(*jobs) for modality, jobs in pending.items()}
-        prompt = self._frontend.render_chat(messages).text
+        prompt = self._frontend.render_chat(messages).prompt
         rendered = await loop.run_in_executor(self._worker, self._process, prompt, media)
         answer = {
             "token_ids": rendered["prompt_token_ids"],
@@ -94,7 +94,7 @@ class EagerRenderer:
             }
         return JSONResponse(answer)
 
-    def _process(self, prompt: str, media: dict[str, Any]) -> MultiModalInput:
+    def _process(self, prompt: str | list[int], media: dict[str, Any]) -> MultiModalInput:
         inputs = ProcessorInputs(
             prompt,
             self._frontend.info.parse_mm_data(media, validate=False),

@@ -34,7 +34,7 @@ class ModelRows:
             raise ValueError(f"{model} takes no media")
         self._processor = self._frontend.mm_processor
         self.modalities = self._frontend.modalities
-        self._prompts: dict[tuple[str, int], str] = {}
+        self._prompts: dict[tuple[str, int], str | list[int]] = {}
 
     def row(self, item: BenchItem, rounds: int, max_s: float) -> dict[str, Any]:
         """Return timings of one item: floors, eager, and this library, hit and miss."""
@@ -113,14 +113,14 @@ class ModelRows:
             processor_fingerprint=self._frontend.fingerprint,
         )
 
-    def _prompt(self, modality: str, count: int) -> str:
+    def _prompt(self, modality: str, count: int) -> str | list[int]:
         """A user's message with so many items; rendered once, as no side is to pay for it."""
         prompt = self._prompts.get((modality, count))
         if prompt is None:
             parts: list[dict[str, Any]] = [{"type": modality} for _ in range(count)]
             parts.append({"type": "text", "text": "What is this?"})
             rendered = self._frontend.render_chat([{"role": "user", "content": parts}])
-            prompt = self._prompts[modality, count] = rendered.text
+            prompt = self._prompts[modality, count] = rendered.prompt
         return prompt
 
     def _bare(self, modality: str, media: Any) -> Any:

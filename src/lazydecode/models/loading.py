@@ -11,7 +11,7 @@ from typing import Any
 
 from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError
-from lazydecode.models import whisper
+from lazydecode.models import voxtral, whisper
 from lazydecode.models.chunks import proven_splitter
 from lazydecode.models.containers import container_reader
 from lazydecode.models.either_or import EitherOrFamily, TextAloneTemplate
@@ -37,6 +37,7 @@ from lazydecode.models.registry import FamilyRecord, ModelLoadError, record_for
 from lazydecode.models.speech import SpeechModel, speech_model
 from lazydecode.models.template import (
     MODALITIES,
+    Chat,
     ChatTemplate,
     Message,
     RenderedPrompt,
@@ -79,7 +80,7 @@ class ModelFrontend:
     fingerprint: str
     """Stands for the classes, libraries, back ends and options that results depend on."""
     prompt_tokenizer: PromptTokenizer
-    template: ChatTemplate | None
+    template: Chat | None
     """None: the model has no chat template."""
     pixel_plan: PixelPlan = field(default_factory=PixelPlan)
     """How an engine finishes raw pixels."""
@@ -148,6 +149,8 @@ class ModelFrontend:
 
     def tokenize_prompt(self, rendered: RenderedPrompt) -> list[int]:
         """Return the token ids of a prompt without media."""
+        if rendered.token_ids is not None:
+            return rendered.token_ids
         if self.mm_processor is not None:
             return self.mm_processor.family.encode_text(rendered.text)
         bos = getattr(self.tokenizer, "bos_token", None)
@@ -205,9 +208,11 @@ def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
     placeholders = [getattr(processor, f"{m}_token", None) for m in MODALITIES]
     marker = TextMarker(control_tokens(tokenizer, template, [p for p in placeholders if p]))
     prompt_tokenizer = PromptTokenizer(tokenizer, marker)
-    chat: ChatTemplate | None = None
+    chat: Chat | None = None
     if record_for(processor).placement == "either_or":
         chat = TextAloneTemplate(marker, processor_modalities(processor))
+    elif type(processor).__name__ == voxtral.PROCESSOR_CLASS:
+        chat = voxtral.VoxtralChat(processor)
     elif template is not None:
         chat = ChatTemplate(template, tokenizer.special_tokens_map, marker, processor=processor)
     video_part = getattr(processor, "video_processor", None)
@@ -283,7 +288,7 @@ def _load_multimodal(
     config: Any,
     processor: Any,
     tokenizer: Any,
-    chat: ChatTemplate,
+    chat: Chat,
     prompt_tokenizer: PromptTokenizer,
     ctx: InputProcessingContext,
 ) -> ModelFrontend:
@@ -294,7 +299,8 @@ def _load_multimodal(
         processor, record = fast, replace(record, reentrant=False)
     options = ProcessorOptions(processor, split_option(settings.mm_processor_kwargs)[0])
     containers = container_reader(processor, record, settings.decode_limits)
-    call = ProcessorCall(
+    call_class = voxtral.VoxtralCall if isinstance(chat, voxtral.VoxtralChat) else ProcessorCall
+    call = call_class(
         processor,
         prompt_tokenizer,
         options.defaults,
@@ -375,19 +381,22 @@ def _load_multimodal(
         template=chat,
         pixel_plan=plan,
         findings=found,
-        speech=(
-            speech_model(processor, chat, prompt_tokenizer.marker)
-            if "audio" in modalities
-            else None
-        ),
+        speech=_speech(processor, chat, prompt_tokenizer) if "audio" in modalities else None,
         generates=not either_or,
     )
+
+
+def _speech(processor: Any, chat: Chat, tokenizer: PromptTokenizer) -> SpeechModel | None:
+    """Return how a model that takes recordings is asked to write them down; None: it is not."""
+    if isinstance(chat, voxtral.VoxtralChat):
+        return voxtral.VoxtralSpeech(chat)
+    return speech_model(processor, chat, tokenizer.marker)
 
 
 def _find_out(
     mark: str,
     call: ProcessorCall,
-    chat: ChatTemplate,
+    chat: Chat,
     record: FamilyRecord,
     config: Any,
     raw_pixels: bool,
@@ -407,7 +416,8 @@ def _find_out(
     facts = probe_family(probes)
     items = _item_processor(call, facts)
     embed_ids = embed_tokens(probes, config, facts, items)
-    proof = Prover(probes, facts, items, _expander(call, facts, embed_ids)).prove()
+    prover = voxtral.VoxtralProver if isinstance(call, voxtral.VoxtralCall) else Prover
+    proof = prover(probes, facts, items, _expander(call, facts, embed_ids)).prove()
     plans = {m: plan_pixels(items, m) for m in facts.modalities} if raw_pixels else {}
     found = Findings(facts, proof, plans, embed_ids, time.perf_counter() - start)
     with _findings_lock:
@@ -463,7 +473,7 @@ def _edits_layout(processor: Any, known: ModalityFacts | None) -> bool:
     return list(prepared[1]) != [known.text]
 
 
-def _item_text(chat: ChatTemplate, record: FamilyRecord, modality: str) -> str:
+def _item_text(chat: Chat, record: FamilyRecord, modality: str) -> str:
     try:
         return record.item_text.get(modality) or chat.render_items([modality])
     except InvalidRequestError:

@@ -26,7 +26,7 @@ from lazydecode.models.processor_call import (
     processor_modalities,
 )
 from lazydecode.models.registry import FamilyRecord, ModelLoadError
-from lazydecode.models.template import MODALITIES, ChatTemplate
+from lazydecode.models.template import MODALITIES, Chat
 
 logger = logging.getLogger(__name__)
 
@@ -102,7 +102,7 @@ class Probes:
         record: How the family differs from the generic way.
     """
 
-    def __init__(self, call: ProcessorCall, template: ChatTemplate, record: FamilyRecord) -> None:
+    def __init__(self, call: ProcessorCall, template: Chat, record: FamilyRecord) -> None:
         self.call = call
         self.template = template
         self.record = record

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class _Trial:
+class Trial:
     """One prompt with media, and the ids that the class gives for it."""
 
     text: str
@@ -66,7 +66,7 @@ class Prover:
             text_rule=self._text_rule(proof.edit) if trials else None,
         )
 
-    def _prompt_proof(self, trials: Sequence[_Trial], headers: Mapping[str, Way]) -> Proof:
+    def _prompt_proof(self, trials: Sequence[Trial], headers: Mapping[str, Way]) -> Proof:
         """Return how prompts with media come out right."""
         if not trials:
             return Proof("unproven", difference="the class takes none of the probes")
@@ -91,12 +91,12 @@ class Prover:
 
     # -- prompts
 
-    def _trials(self) -> list[_Trial]:
+    def _trials(self) -> list[Trial]:
         """Prompts with one and with two items of each modality; each alone if not together."""
         modalities = list(self.facts.modalities)
         once = dict.fromkeys(modalities, (0,))
         twice = {m: (0, 2) for m, known in self.facts.modalities.items() if known.max_items != 1}
-        trials: list[_Trial] = []
+        trials: list[Trial] = []
         for group in (once, twice):
             trial = self._trial(group) if group else None
             if trial is not None:
@@ -108,7 +108,7 @@ class Prover:
                     trials.append(trial)
         return trials
 
-    def _trial(self, numbers: Mapping[str, Sequence[int]]) -> _Trial | None:
+    def _trial(self, numbers: Mapping[str, Sequence[int]]) -> Trial | None:
         """Run the class on a prompt with these probes; None if it refuses them together."""
         items = {m: [self.probes.item(m, n) for n in group] for m, group in numbers.items()}
         text = self._prompt({m: len(group) for m, group in items.items()})
@@ -123,8 +123,8 @@ class Prover:
                 text, texts, add_special_tokens=output.add_special_tokens
             ).token_ids
         except LazyDecodeError as exc:
-            return _Trial(text, texts, output.input_ids, None, str(exc))
-        return _Trial(text, texts, output.input_ids, ours)
+            return Trial(text, texts, output.input_ids, None, str(exc))
+        return Trial(text, texts, output.input_ids, ours)
 
     def _prompt(self, counts: Mapping[str, int]) -> str:
         """Return a conversation of two turns with text before, between and after the items."""
@@ -140,14 +140,14 @@ class Prover:
         content.append({"type": "text", "text": " What is it?"})
         return self.probes.template.render([{"role": "user", "content": content}]).text
 
-    def _difference(self, trial: _Trial) -> str:
+    def _difference(self, trial: Trial) -> str:
         if trial.ours is None:
             return trial.problem
         if trial.ours == trial.theirs:
             return ""
         return describe_difference(self.call.tokenizer, trial.ours, trial.theirs)
 
-    def _edit(self, trials: Sequence[_Trial]) -> PromptEdit | None:
+    def _edit(self, trials: Sequence[Trial]) -> PromptEdit | None:
         """Return the ids that the class puts around every prompt, if that is the difference."""
         found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         for trial in trials:
@@ -180,7 +180,7 @@ class Prover:
         logger.warning("prompts without media are not what the model's own processor makes")
         return None
 
-    def _whole_failure(self, trial: _Trial, headers: Mapping[str, Way]) -> str:
+    def _whole_failure(self, trial: Trial, headers: Mapping[str, Way]) -> str:
         """Return why the class over stand-ins does not give its own ids; empty if it does."""
         media = {
             m: [stand_in(m, item.shape, headers.get(m, "blank")) for item in group]

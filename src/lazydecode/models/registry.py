@@ -149,3 +149,10 @@ register(
         reason="takes the metadata of one video, not of a list",
     ),
 )
+
+register(
+    "VoxtralProcessor",
+    FamilyRecord(
+        reason="has no template: Mistral's own library writes the prompt (models/voxtral.py)",
+    ),
+)

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Protocol
 
 from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.models.marks import TextMarker
-from lazydecode.models.template import ChatTemplate
+from lazydecode.models.template import Chat
 
 Task = Literal["transcribe", "translate"]
 _MAX_SHOWN: Final = 40
@@ -235,7 +235,7 @@ class InstructedSpeech:
     timestamps: TimestampTokens | None = None
     answers_plainly = True
 
-    def __init__(self, chat: ChatTemplate, instructions: Instructions) -> None:
+    def __init__(self, chat: Chat, instructions: Instructions) -> None:
         self._chat = chat
         self._instructions = instructions
 
@@ -269,7 +269,7 @@ class InstructedSpeech:
         return None
 
 
-def speech_model(processor: Any, chat: ChatTemplate, marker: TextMarker) -> SpeechModel | None:
+def speech_model(processor: Any, chat: Chat, marker: TextMarker) -> SpeechModel | None:
     """Return how a model with a chat template is asked to transcribe; None if it is not."""
     instructions = INSTRUCTIONS.get(type(processor).__name__)
     if instructions is not None:

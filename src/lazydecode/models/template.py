@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.models.marks import TextMarker
@@ -25,11 +25,47 @@ class RenderedPrompt:
     """What the template wrote; control tokens that the conversation spells are codes in it."""
     num_placeholders: dict[str, int] = field(default_factory=dict)
     """Media parts per modality in the messages that were rendered."""
+    token_ids: list[int] | None = None
+    """The prompt as token ids, of a model whose prompts are not written as text; else None."""
+
+    @property
+    def prompt(self) -> str | list[int]:
+        """What is processed: the text, or token ids with a placeholder per media item."""
+        return self.text if self.token_ids is None else self.token_ids
 
     @property
     def num_items(self) -> int:
         """Media parts of all modalities."""
         return sum(self.num_placeholders.values())
+
+
+class Chat(Protocol):
+    """Writes the prompts of conversations. Threads share it."""
+
+    @property
+    def template(self) -> str:
+        """What tells one way of writing prompts from another."""
+        ...
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+    ) -> RenderedPrompt:
+        """Return the prompt of a conversation.
+
+        Raises:
+            InvalidRequestError: If the model refuses the conversation.
+        """
+        ...
+
+    def render_items(self, modalities: Sequence[str]) -> str:
+        """Return the prompt of these items and no text."""
+        ...
 
 
 class ChatTemplate:

@@ -453,8 +453,9 @@ class AddedToken:
 def _added_tokens(tokenizer: Any) -> list[AddedToken]:
     """Return the tokenizer's added tokens."""
     decoder = getattr(tokenizer, "added_tokens_decoder", None)
-    if not isinstance(decoder, Mapping):
-        return []  # a tokenizer of another library
+    if not isinstance(decoder, Mapping):  # a tokenizer of another library
+        special = getattr(tokenizer, "all_special_tokens", ())
+        return [AddedToken(content, True, False, False, False) for content in special]
     return [
         AddedToken(
             token.content,

@@ -327,7 +327,7 @@ class BaseRenderer:
                 continue_final_message=request.continue_final_message,
             )
             if conversation.has_items:
-                return rendered.text
+                return rendered.prompt
             return self.frontend.tokenize_prompt(rendered)
 
         with timeline.stage("template"):

@@ -1,5 +1,6 @@
 """Pixtral, Mistral 3, Voxtral, and LightOnOCR, which uses Pixtral's processor."""
 
+from lazydecode.tiny_models.config import WIDTH
 from lazydecode.tiny_models.records import Family, Part
 from lazydecode.tiny_models.turns import MISTRAL, Slot
 
@@ -57,6 +58,8 @@ FAMILIES = (
         processor="VoxtralProcessor",
         audio=_WHISPER_128,
         mistral_tokenizer=True,
+        # The width of a projector that takes four positions of the encoder at once.
+        config={"audio_config": {"hidden_size": WIDTH, "intermediate_size": 4 * WIDTH}},
         needs=("mistral_common",),
         note="mistral-common writes the prompt",
     ),
