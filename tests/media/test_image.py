@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pybase64
 import pytest
-from PIL import Image, ImageFile, ImageOps, JpegImagePlugin
+from PIL import AvifImagePlugin, Image, ImageFile, ImageOps, JpegImagePlugin
 
 from lazydecode.errors import CorruptMediaError, MediaTooLargeError, ValidationError
 from lazydecode.limits import DecodeLimits
@@ -721,3 +721,22 @@ def test_threads_decode_every_format_alike() -> None:
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda data: decode(data).tobytes(), payloads * 8))
     assert together == alone * 8
+
+
+def test_one_avif_picture_is_decoded_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow's own default is a thread per core for each picture."""
+    threads: list[int] = []
+    make = AvifImagePlugin._avif.AvifDecoder  # type: ignore[attr-defined]  # untyped
+
+    def counted(data: bytes, codec: str, max_threads: int) -> object:
+        threads.append(max_threads)
+        return make(data, codec, max_threads)
+
+    data = make_image("AVIF", image=noise((640, 480)))
+    alone = decode(data).tobytes()
+    monkeypatch.setattr(AvifImagePlugin._avif, "AvifDecoder", counted)  # type: ignore[attr-defined]
+    assert decode(data).tobytes() == alone
+    assert threads and set(threads) == {1}
+    monkeypatch.setattr(AvifImagePlugin, "DEFAULT_MAX_THREADS", 4)  # what an application wants
+    assert decode(data).tobytes() == alone
+    assert threads[-1] == 4

@@ -10,7 +10,15 @@ import pytest
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
 
-from lazydecode.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
+from lazydecode.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    RequestTimeoutError,
+    RequestTooLargeError,
+)
+from lazydecode.media.budget import ByteBudget
+from lazydecode.renderers.hold import EncodedHold
+from lazydecode.server import body
 from lazydecode.server.body import read_body, read_chat_request
 
 
@@ -74,6 +82,58 @@ async def test_a_body_that_stalls_or_trickles_is_given_up(pause_s: float) -> Non
     assert client.num_taken < 20
 
 
+async def test_a_body_that_stalls_keeps_no_memory_for_what_has_not_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body, "_BRISK_GRACE_S", 0.05)
+    mib = 1024 * 1024
+    budget = ByteBudget(10 * mib)
+    goes_on = asyncio.Event()
+    client = Client([bytes(mib), bytes(3 * mib)], length=4 * mib)
+
+    async def receive() -> Message:
+        if client.num_taken:
+            await goes_on.wait()
+        return await client.receive()
+
+    async def read(hold: EncodedHold) -> memoryview:
+        return await read_body(client.scope, receive, max_bytes=8 * mib, hold=hold)
+
+    async with EncodedHold(budget) as hold, EncodedHold(budget) as other:
+        stalled = asyncio.create_task(read(hold))
+        await asyncio.sleep(0)
+        assert budget.held_bytes == 7 * mib  # the body and what is decoded of it
+        async with asyncio.timeout(10):
+            await other.require(5 * mib)  # waits for its turn, and gets it
+        assert budget.held_bytes == (7 * mib) // 4 + 5 * mib
+        await other.release()
+        goes_on.set()
+        assert len(await stalled) == 4 * mib
+        assert budget.held_bytes == 7 * mib
+    assert budget.held_bytes == 0
+
+
+async def test_a_body_that_stalled_and_goes_on_while_memory_is_short_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body, "_BRISK_GRACE_S", 0.0)
+    mib = 1024 * 1024
+    budget = ByteBudget(10 * mib)
+    client = Client([bytes(mib), bytes(3 * mib)], length=4 * mib)
+
+    async with EncodedHold(budget) as hold, EncodedHold(budget) as other:
+
+        async def receive() -> Message:
+            if client.num_taken:
+                await other.require(8 * mib)
+            return await client.receive()
+
+        async with asyncio.timeout(10):
+            with pytest.raises(OverloadedError):  # two that wait for each other wait for ever
+                await read_body(client.scope, receive, max_bytes=8 * mib, hold=hold)
+    assert budget.held_bytes == 0
+
+
 async def test_a_slow_connection_has_time_for_a_large_body() -> None:
     client = Client([b"x" * 32 * 1024] * 5)
 
@@ -81,15 +141,15 @@ async def test_a_slow_connection_has_time_for_a_large_body() -> None:
         await asyncio.sleep(0.1)
         return await client.receive()
 
-    body = await read_body(client.scope, receive, max_bytes=10**6, max_stall_s=0.3)
-    assert len(body) == 5 * 32 * 1024
+    whole = await read_body(client.scope, receive, max_bytes=10**6, max_stall_s=0.3)
+    assert len(whole) == 5 * 32 * 1024
 
 
 async def test_small_and_large_bodies_parse_alike() -> None:
     with ThreadPoolExecutor(1) as executor:
         for size in (10, 200_000):
-            body = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
-            client = Client([body[:7], body[7:]])
+            whole = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
+            client = Client([whole[:7], whole[7:]])
             request, conversation = await read_chat_request(
                 client.scope, client.receive, max_bytes=10**6, executor=executor
             )

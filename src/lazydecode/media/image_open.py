@@ -107,15 +107,23 @@ def _opener_for(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile] | No
         return BmpImagePlugin.BmpImageFile
     brands = _iso_brands(data)
     if brands & _AVIF_BRANDS:
-        return AvifImagePlugin.AvifImageFile
+        return _open_avif
     if brands & _HEIF_BRANDS:
         return _open_heif
     return None
 
 
+def _open_avif(stream: io.BytesIO) -> ImageFile.ImageFile:
+    # Pillow takes a thread per core for each picture, and has nothing but this global to say
+    # otherwise. Whoever decodes several at once spreads them over the cores himself.
+    AvifImagePlugin.DEFAULT_MAX_THREADS = AvifImagePlugin.DEFAULT_MAX_THREADS or 1
+    return AvifImagePlugin.AvifImageFile(stream)
+
+
 def _open_heif(stream: io.BytesIO) -> ImageFile.ImageFile:
     import pillow_heif  # 90 ms: loads libheif and an encoder, which few processes need
 
+    pillow_heif.options.DECODE_THREADS = 1  # four by default; as for AVIF
     opened: ImageFile.ImageFile = pillow_heif.HeifImageFile(stream)
     return opened
 

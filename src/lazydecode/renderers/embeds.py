@@ -87,7 +87,7 @@ class EmbeddingLoader:
 
         Args:
             embeds: Dropped views of the request body when they were read.
-            hold: Grows by what is loaded.
+            hold: Sets aside what is loaded.
 
         Raises:
             LazyDecodeError: The first failure in the order of the request, naming its item.
@@ -102,8 +102,7 @@ class EmbeddingLoader:
                 modality=first.modality,
                 index=first.index,
             )
-        held = hold.nbytes
-        await hold.require(held + sum(_known_bytes(item) for item in embeds))
+        await hold.set_aside(sum(_known_bytes(item) for item in embeds))
         tasks = [
             asyncio.create_task(self._load_item(item, embeddings), name=f"embeds-{item.where}")
             for item in embeds
@@ -125,7 +124,7 @@ class EmbeddingLoader:
                     index=item.index,
                 )
             groups.setdefault(item.modality, []).append(tensors)
-        await hold.require(held + total)
+        await hold.set_aside(total)
         join = embeddings.join
         return await self._on_executor(lambda: {m: join(m, group) for m, group in groups.items()})
 

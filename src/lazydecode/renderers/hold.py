@@ -18,11 +18,12 @@ class EncodedHold:
     def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._reservation: Reservation | None = None
+        self._aside = 0
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are held now."""
-        return 0 if self._reservation is None else self._reservation.nbytes
+        """Bytes that are held now, beside those that are set aside."""
+        return 0 if self._reservation is None else self._reservation.nbytes - self._aside
 
     async def require(self, nbytes: int) -> None:
         """Hold at least `nbytes`, or the whole budget if it is smaller.
@@ -30,7 +31,7 @@ class EncodedHold:
         Raises:
             OverloadedError: If there is no room, or not in time.
         """
-        nbytes = min(nbytes, self._budget.capacity)
+        nbytes = min(nbytes + self._aside, self._budget.capacity)
         if self._reservation is None:
             if nbytes:
                 reservation = self._budget.reserve(nbytes)
@@ -41,8 +42,25 @@ class EncodedHold:
 
     def shrink(self, nbytes: int) -> None:
         """Hold at most `nbytes` from now on."""
+        nbytes += self._aside
         if self._reservation is not None and nbytes < self._reservation.nbytes:
             self._reservation.shrink(nbytes)
+
+    async def set_aside(self, nbytes: int) -> None:
+        """Hold `nbytes` besides, until the end: what is neither body nor media, and stays when
+        media are fetched anew. Another number replaces the one before.
+
+        Raises:
+            OverloadedError: If there is no room, or not in time.
+        """
+        held = self.nbytes
+        before, self._aside = self._aside, min(nbytes, self._budget.capacity - held)
+        try:
+            await self.require(held)
+        except BaseException:
+            self._aside = before
+            raise
+        self.shrink(held)
 
     async def release(self) -> None:
         """Hold nothing; it may hold something again afterwards."""

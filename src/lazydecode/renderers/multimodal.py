@@ -13,12 +13,12 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Final, TypeAlias, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.errors import (
     LazyDecodeError,
-    MediaTooLargeError,
     MissingMediaError,
 )
 from lazydecode.inputs import MultiModalInput
@@ -34,6 +34,12 @@ from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.timing import TimingContext
 from lazydecode.renderers.chunks import ChunkResolver
+from lazydecode.renderers.decode_counting import (
+    DecodeCounter,
+    EncodedRef,
+    UncountedError,
+    all_refs,
+)
 from lazydecode.renderers.guards import (
     check_placeholders,
     client_errors,
@@ -46,8 +52,12 @@ from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")
 
-Load: TypeAlias = Callable[[Sequence[tuple[str, int, MediaRef[Any]]]], Awaitable[None]]
+Load: TypeAlias = "Callable[[Sequence[EncodedRef]], Awaitable[None]]"
 """Takes modality, index and ref of the items whose bytes are needed."""
+
+
+_MAX_COUNTS: Final = 3
+"""How often what has to be decoded is counted; if it changes as often, all items are."""
 
 
 @dataclass(slots=True)
@@ -109,7 +119,9 @@ class MultiModalRunner:
         self._executor = executor
         self._processing = processing
         self._budget = budget
-        self._limits = limits
+        self._counter = DecodeCounter(
+            processor, max_bytes=limits.max_decoded_bytes_per_request, chunks=chunks
+        )
         self._identities = identities
         self._chunks = chunks
         self._fingerprint = fingerprint
@@ -131,26 +143,54 @@ class MultiModalRunner:
             LazyDecodeError: If an item or an option cannot be used.
         """
         timing = TimingContext(observer=timeline)
-        refs: list[MediaRef[Any]] = []
         deadline, job.deadline = job.deadline, None  # repairs are not the client's doing
         try:
             with time_limit(deadline), client_errors(), naming_videos(job.items):
-                inputs, named = self._build_inputs(job, cache, refs)
-                async with AsyncExitStack() as stack:
-                    with timeline.stage("budget"):
-                        estimate = 0 if job.is_paid else await self._estimate(job, inputs, deadline)
-                        async with asyncio.timeout_at(deadline):
-                            await stack.enter_async_context(self._budget.reserve(estimate))
-                    cancellation = _Cancellation()
-                    task = asyncio.ensure_future(
-                        self._run_held(
-                            stack.pop_all(), job, refs, inputs, named, deliver, timing, cancellation
-                        )
-                    )
-                await self._wait_until(task, deadline, cancellation)
+                for _ in range(_MAX_COUNTS):
+                    try:
+                        await self._run_counted(job, cache, deliver, timing, deadline)
+                    except UncountedError:
+                        continue
+                    return
+                await self._run_counted(job, cache, deliver, timing, deadline, trusts_hits=False)
         finally:
             for stage, seconds in timing.stage_secs.items():
                 timeline.add(stage, seconds)
+
+    async def _run_counted(
+        self,
+        job: Job,
+        cache: BaseMultiModalProcessorCache | None,
+        deliver: Deliver,
+        timing: TimingContext,
+        deadline: float | None,
+        *,
+        trusts_hits: bool = True,
+    ) -> None:
+        """Reserve memory for what has to be decoded, and run the phases within it.
+
+        Raises:
+            UncountedError: If in phase 1 something is missing that was cached before; nothing
+                was decoded then, and nothing is held any more.
+        """
+        refs: list[MediaRef[Any]] = []
+        inputs, named = self._build_inputs(job, cache, refs)
+        async with AsyncExitStack() as stack:
+            with timing.record("budget"):
+                missing = self._counter.find_missing(inputs, trusts_hits=trusts_hits)
+                estimate = (
+                    0 if job.is_paid else await self._estimate(job, inputs, missing, deadline)
+                )
+                async with asyncio.timeout_at(deadline):
+                    await stack.enter_async_context(self._budget.reserve(estimate))
+            cancellation = _Cancellation()
+            check = _nothing if job.is_paid else partial(self._counter.check, inputs, missing)
+            task = asyncio.ensure_future(
+                self._run_held(
+                    stack.pop_all(), job, refs, inputs, named, deliver, timing, cancellation, check
+                )
+            )
+        await self._wait_until(task, deadline, cancellation)
 
     async def render_from_headers(
         self, job: Job, cache: BaseMultiModalProcessorCache | None, timeline: Timeline
@@ -170,12 +210,12 @@ class MultiModalRunner:
         try:
             with timeline.stage("headers"), client_errors(), naming_videos(job.items):
                 inputs, _ = self._build_inputs(job, cache, refs)
-                missing = self._find_missing(inputs)
+                missing = self._counter.find_missing(inputs)
                 if not missing:
                     return None
                 if job.load is not None:
                     # What a chunk model's videos give is worked out from their headers always.
-                    needed = missing if self._chunks is None else _all_refs(inputs)
+                    needed = missing if self._chunks is None else all_refs(inputs)
                     await job.load([item for item in needed if not item[2].knows_header])
                 return await self._on(
                     self._processing, lambda: self._render_from_headers(processor, job, inputs)
@@ -188,7 +228,7 @@ class MultiModalRunner:
         """Whether an item of the job would have to be decoded now; changes no order."""
         refs: list[MediaRef[Any]] = []
         try:
-            return bool(self._find_missing(self._build_inputs(job, cache, refs)[0]))
+            return bool(self._counter.find_missing(self._build_inputs(job, cache, refs)[0]))
         finally:
             for ref in refs:
                 ref.release()
@@ -259,13 +299,14 @@ class MultiModalRunner:
         deliver: Deliver,
         timing: TimingContext,
         cancellation: _Cancellation,
+        check: Callable[[], None],
     ) -> None:
         """Run the phases, then give back what the request holds; never cancelled itself."""
         async with held:
             try:
                 async with self._resolved(job, inputs, timing) as inputs:
                     if not cancellation.is_set:
-                        await self._run_phases(inputs, named, deliver, timing, cancellation)
+                        await self._run_phases(inputs, named, deliver, timing, cancellation, check)
             finally:
                 for ref in refs:
                     ref.release()
@@ -319,65 +360,28 @@ class MultiModalRunner:
         resolved = self._identities.resolve(job.items, inputs)
         return replace(inputs, mm_hash_items=resolved.hashes), resolved.named
 
-    # -- the budget
+    # -- the phases
 
-    async def _estimate(self, job: Job, inputs: ProcessorInputs, deadline: float | None) -> int:
-        """Decoded bytes of the items that no cache holds, from their headers.
+    async def _estimate(
+        self,
+        job: Job,
+        inputs: ProcessorInputs,
+        missing: Sequence[EncodedRef],
+        deadline: float | None,
+    ) -> int:
+        """Return the decoded bytes of what is missing.
 
-        Their payloads are read now, if they were not: all that follows finds them in memory.
-
-        Asking changes no order. Other requests may change the answer until phase 1; what is
-        then decoded beyond the estimate is an item that was evicted in between.
+        Its payloads are read now, if they were not: all that follows finds them in memory.
         """
-        missing = self._find_missing(inputs)
         if not missing:
             return 0
         if job.load is not None:
             async with asyncio.timeout_at(deadline):
                 await job.load(missing)
         options = inputs.hf_processor_mm_kwargs
-        return await self._on(self._executor, lambda: self._sum_up(missing, options))
-
-    def _find_missing(self, inputs: ProcessorInputs) -> list[tuple[str, int, MediaRef[Any]]]:
-        info = self._processor.info
-        algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
-        missing: dict[tuple[str, int | str], tuple[str, int, MediaRef[Any]]] = {}
-        for modality, items in inputs.mm_data_items.items():
-            for index in range(items.get_count()):
-                ref = items.get_raw(index)
-                if not isinstance(ref, MediaRef):
-                    continue
-                key: int | str = index
-                if inputs.cache is not None:
-                    key = inputs.get_item_hash(modality, index, info.model_id, algorithm)
-                    if self._holds(modality, key, inputs.cache):
-                        continue
-                number = items.get_original_index(index)
-                missing.setdefault((modality, key), (modality, number, ref))
-        return list(missing.values())
-
-    def _holds(self, modality: str, mm_hash: str, cache: BaseMultiModalProcessorCache) -> bool:
-        if self._chunks is not None and modality == "video":
-            return self._chunks.holds(mm_hash, cache)
-        return cache.is_cached_item(mm_hash) or mm_hash in self._processor.warm_outputs
-
-    def _sum_up(
-        self, missing: Sequence[tuple[str, int, MediaRef[Any]]], options: Mapping[str, Any]
-    ) -> int:
-        limit = self._limits.max_decoded_bytes_per_request
-        total = 0
-        for modality, index, ref in missing:
-            total += self._processor.info.estimate_decoded_bytes(modality, ref, options)
-            if total > limit:
-                raise MediaTooLargeError(
-                    f"the request's media take more than {limit} bytes when decoded; "
-                    "send fewer or smaller items",
-                    modality=modality,
-                    index=index,
-                )
-        return total
-
-    # -- the phases
+        return await self._on(
+            self._executor, lambda: self._counter.estimate_bytes(missing, options)
+        )
 
     async def _run_phases(
         self,
@@ -386,18 +390,27 @@ class MultiModalRunner:
         deliver: Deliver,
         timing: TimingContext,
         cancellation: _Cancellation,
+        check: Callable[[], None],
     ) -> None:
+        """Run the phases; `check` runs on the worker before the first, in one step with it."""
         processor = self._processor
+
+        def apply() -> MultiModalInput:
+            check()
+            return processor.apply(inputs)
+
+        def apply_phase1() -> MultiModalApplyState:
+            check()
+            return processor.apply_phase1(inputs, timing)
+
         if not processor.supports_two_phase_apply:
             await self._on(
                 self._worker,
-                lambda: self._finish(
-                    inputs, named, deliver, cancellation, lambda: processor.apply(inputs)
-                ),
+                lambda: self._finish(inputs, named, deliver, cancellation, apply),
             )
             return
         with timing.record("phase1"):
-            state = await self._on(self._worker, lambda: processor.apply_phase1(inputs, timing))
+            state = await self._on(self._worker, apply_phase1)
         with state:
             await cancellation.wait_for_items(state)
             if cancellation.is_set:
@@ -440,14 +453,8 @@ class MultiModalRunner:
         return await asyncio.get_running_loop().run_in_executor(executor, function)
 
 
-def _all_refs(inputs: ProcessorInputs) -> list[tuple[str, int, MediaRef[Any]]]:
-    """Return modality, index and ref of all items that have data."""
-    return [
-        (modality, items.get_original_index(position), ref)
-        for modality, items in inputs.mm_data_items.items()
-        for position in range(items.get_count())
-        if isinstance(ref := items.get_raw(position), MediaRef)
-    ]
+def _nothing() -> None:
+    pass
 
 
 def _name_origins(prompt: MultiModalInput, inputs: ProcessorInputs) -> None:

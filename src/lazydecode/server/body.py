@@ -26,6 +26,9 @@ FREE_BYTES: Final = 1024 * 1024
 _SLOW_BYTES_PER_S: Final = 32 * 1024
 """A body holds memory and a place in the queue while it arrives. Who sends more slowly than the
 slowest usable connection holds them for nothing."""
+_BRISK_BYTES_PER_S: Final = 1024 * 1024
+_BRISK_GRACE_S: Final = 1.0
+"""A body that falls so far behind such a pace keeps no memory for what has not arrived."""
 
 
 async def read_body(
@@ -54,25 +57,86 @@ async def read_body(
         ClientDisconnect: If the client went away before the end.
     """
     stated = content_length(scope)
-    chunks = body_chunks(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s)
-    if hold is not None and FREE_BYTES < (stated or 0) <= max_bytes:
-        await hold.require(_with_payload(stated or 0))
+    arriving = ArrivingHold(hold, min(stated or 0, max_bytes), cost=_with_payload)
+    chunks = body_chunks(
+        scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, on_slow=arriving.slow_down
+    )
+    if (stated or 0) <= max_bytes:
+        await arriving.begin()
     body = BodyBuffer(min(stated or 0, max_bytes))
     async with aclosing(chunks):
         async for chunk in chunks:
-            total = body.filled + len(chunk)
-            if hold is not None and total > FREE_BYTES:
-                needed = _with_payload(total)
-                if needed > hold.nbytes:
-                    await hold.require(2 * needed)
+            await arriving.arrived(body.filled + len(chunk))
             body.append(chunk)
     return body.view()
 
 
+class ArrivingHold:
+    """The memory of a body that arrives: for all of it, as long as it comes briskly.
+
+    It is waited for before the first byte is read, when nothing is held. A client that then
+    falls behind has it taken away but for what has arrived, so that it keeps no memory from
+    others by announcing; what comes after that is held as it comes, or refused.
+
+    Args:
+        hold: Gets the memory; None: nobody counts.
+        announced: Size of the body as the client states it; 0: it does not.
+        cost: Size of a body -> memory for it.
+    """
+
+    def __init__(
+        self, hold: EncodedHold | None, announced: int, *, cost: Callable[[int], int]
+    ) -> None:
+        self._hold = hold
+        self._announced = announced
+        self._cost = cost
+        self._arrived = 0
+
+    async def begin(self) -> None:
+        """Wait for the memory of a large body.
+
+        Raises:
+            OverloadedError: If there is none in time.
+        """
+        if self._hold is not None and self._announced > FREE_BYTES:
+            await self._hold.require(self._cost(self._announced))
+
+    async def arrived(self, num_bytes: int) -> None:
+        """Hold memory for so many bytes, before they are kept.
+
+        Raises:
+            OverloadedError: If there is no more.
+        """
+        self._arrived = num_bytes
+        needed = self._cost(num_bytes)
+        if self._hold is not None and num_bytes > FREE_BYTES and needed > self._hold.nbytes:
+            ahead = 2 * needed
+            if num_bytes <= self._announced:
+                ahead = min(ahead, self._cost(self._announced))
+            await self._hold.require(ahead)
+
+    def slow_down(self) -> None:
+        """Give back what has not arrived."""
+        if self._hold is not None:
+            self._hold.shrink(self._cost(self._arrived))
+
+
 async def body_chunks(
-    scope: Scope, receive: Receive, *, max_bytes: int, max_stall_s: float | None
+    scope: Scope,
+    receive: Receive,
+    *,
+    max_bytes: int,
+    max_stall_s: float | None,
+    on_slow: Callable[[], object] = lambda: None,
 ) -> AsyncGenerator[bytes]:
     """Yield the body of an HTTP request as it arrives.
+
+    Args:
+        scope: The request's.
+        receive: The request's.
+        max_bytes: As for `read_body`.
+        max_stall_s: As for `read_body`.
+        on_slow: Called whenever the body has fallen behind a brisk connection.
 
     Raises:
         RequestTooLargeError: As soon as more than `max_bytes` are announced or arrived.
@@ -90,6 +154,8 @@ async def body_chunks(
         left_s = None
         if max_stall_s is not None:
             left_s = max_stall_s + total / _SLOW_BYTES_PER_S - waited_s
+        brisk_s = max(0.0, _BRISK_GRACE_S + total / _BRISK_BYTES_PER_S - waited_s)
+        slow = asyncio.get_running_loop().call_later(brisk_s, on_slow)
         try:
             async with asyncio.timeout(left_s):
                 message = await receive()
@@ -98,6 +164,8 @@ async def body_chunks(
                 f"the body did not arrive in time: {total} bytes in "
                 f"{waited_s + time.monotonic() - began:.0f} s"
             ) from exc
+        finally:
+            slow.cancel()
         waited_s += time.monotonic() - began
         if message["type"] == "http.disconnect":
             raise ClientDisconnect

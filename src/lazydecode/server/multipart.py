@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope
 
 from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.renderers.hold import EncodedHold
-from lazydecode.server.body import FREE_BYTES, BodyBuffer, body_chunks, content_length
+from lazydecode.server.body import ArrivingHold, BodyBuffer, body_chunks, content_length
 
 FILE_FIELD: Final = "file"
 _MAX_PARTS: Final = 64
@@ -61,10 +61,12 @@ async def read_form(
     boundary = _boundary(scope)
     stated = content_length(scope)
     expected = min(stated or 0, max_file_bytes + _SLACK_BYTES)
-    if expected > FREE_BYTES:
-        await hold.require(2 * expected)
+    arriving = ArrivingHold(hold, expected, cost=lambda num_bytes: 2 * num_bytes)
+    await arriving.begin()
     reader = _Reader(boundary, max_file_bytes=max_file_bytes, expected=expected)
-    chunks = body_chunks(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s)
+    chunks = body_chunks(
+        scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, on_slow=arriving.slow_down
+    )
     failure: InvalidRequestError | None = None
     async with aclosing(chunks):
         async for chunk in chunks:
@@ -74,8 +76,7 @@ async def read_form(
                 reader.feed(chunk)
             except InvalidRequestError as exc:
                 failure = exc
-            if reader.num_kept > FREE_BYTES and 2 * reader.num_kept > hold.nbytes:
-                await hold.require(4 * reader.num_kept)
+            await arriving.arrived(reader.num_kept)
     if failure is not None:
         raise failure
     form = reader.finish()
