@@ -11,7 +11,10 @@ import torch
 from PIL import Image
 
 from lazydecode.models.field_inference import FieldInferenceError
-from lazydecode.models.item import planes_of, shape_of, token_difference
+from lazydecode.models.item import shape_of, token_difference
+from lazydecode.models.pixels import raw_options
+from lazydecode.models.planes import planes_of
+from lazydecode.models.processor_call import TokenizerProxy
 from tests.models.conftest import LoadFrontend
 from tests.models.reference import clip, picture, sound
 from tests.models.test_generic import inputs, processor, user
@@ -23,6 +26,17 @@ def test_planes_are_the_pictures_channels() -> None:
     assert planes.dtype == torch.uint8
     assert planes.is_contiguous()
     assert np.array_equal(planes.numpy(), np.asarray(image).transpose(2, 0, 1))
+
+
+def test_planes_of_a_picture_in_several_blocks_of_memory() -> None:
+    # Pillow keeps up to 16 MB in one block, which it hands out; this one has two.
+    row = np.arange(4100 * 3, dtype=np.uint32).astype(np.uint8).reshape(1, 4100, 3)
+    array = np.ascontiguousarray(np.broadcast_to(row, (1100, 4100, 3)))
+    array[1000:, :, 1] = 7
+    image = Image.fromarray(array)
+    with pytest.raises(ValueError, match=r"contiguous|multiple"):
+        image.__arrow_c_array__()
+    assert np.array_equal(planes_of(image).numpy(), array.transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +82,53 @@ def test_the_token_difference_is_what_replaced_the_placeholder(frontend: LoadFro
         token_difference(
             model.prompt_tokenizer, "see <|image_pad|>!", "<|image_pad|>", [pad, *tail], False
         )
+
+
+@pytest.mark.parametrize(
+    ("family", "modality", "item"),
+    [
+        ("qwen2_vl", "image", picture(150, 100)),
+        ("qwen2_vl", "video", clip(4, 112, 84)),
+        ("qwen2_audio", "audio", sound(0.5, 16000)),
+    ],
+)
+def test_an_item_is_processed_without_the_text_around_it(
+    frontend: LoadFrontend,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    modality: str,
+    item: Any,
+) -> None:
+    loaded = processor(frontend(family)).family
+    options = {} if modality == "audio" else (raw_options(modality, loaded.options.defaults) or {})
+    whole = loaded.items.result(modality, item, loaded.items.run(modality, item, options))
+
+    def tokenize(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("tokenized")
+
+    monkeypatch.setattr(TokenizerProxy, "__call__", tokenize)
+    alone = loaded.process(modality, item)
+    assert alone.text == whole.text
+    assert alone.kwargs.keys() == whole.kwargs.keys()
+    for name, element in whole.kwargs.items():
+        assert torch.equal(element.data, alone.kwargs[name].data), name
+        assert element.field == alone.kwargs[name].field
+
+
+def test_a_class_with_a_call_of_its_own_is_called_as_a_whole(frontend: LoadFrontend) -> None:
+    loaded = processor(frontend("gemma3")).family
+    assert not loaded.facts.modalities["image"].can_skip_text
+    assert loaded.process("image", picture(150, 100)).kwargs
+
+
+def test_options_of_a_request_reach_the_class(frontend: LoadFrontend) -> None:
+    loaded = processor(frontend("qwen2_vl")).family
+    picture_a, options = picture(300, 200), {"max_pixels": 28 * 28 * 16}
+    few = loaded.process("image", picture_a, options)
+    many = loaded.process("image", picture_a)
+    assert loaded.process("image", picture_a, options).text == few.text != many.text
+    few_grid, many_grid = (part.kwargs["image_grid_thw"].data for part in (few, many))
+    assert int(few_grid.prod()) < int(many_grid.prod())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("family", ["qwen2_vl", "molmo2"])

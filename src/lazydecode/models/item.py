@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-import torch
 from PIL import Image
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
@@ -18,6 +17,7 @@ from lazydecode.media.raw_video import RawVideo
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.field_inference import FieldInferenceError, FieldRules
 from lazydecode.models.header_only import video_shape
+from lazydecode.models.planes import planes_of
 from lazydecode.models.processor_call import Media, ProcessorCall, ProcessorOutput
 from lazydecode.models.tokenization import PromptTokenizer
 
@@ -48,6 +48,8 @@ class ItemProcessor:
         without_types: Modalities for which the class need not mark tokens with their type: what
             it returns besides is the same.
         takes_planes: Whether pictures may be given as planes: the results are the same.
+        without_text: Modalities for which the half of a call that is about the item gives what
+            the whole call gives.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class ItemProcessor:
         rules: Mapping[str, FieldRules],
         without_types: frozenset[str] = frozenset(),
         takes_planes: bool = False,
+        without_text: frozenset[str] = frozenset(),
     ) -> None:
         self.call = call
+        self._without_text = without_text
         self._without_types = without_types
         self._takes_planes = takes_planes
         self.texts = dict(texts)
@@ -89,7 +93,7 @@ class ItemProcessor:
         given = item
         if self._takes_planes and isinstance(item, Image.Image) and item.mode == "RGB":
             given = planes_of(item)
-        output = self.run(modality, given, options, substitutes=substitutes)
+        output = self._run_item(modality, given, options, substitutes)
         return self.result(modality, item, output)
 
     def sketch(
@@ -101,7 +105,7 @@ class ItemProcessor:
         substitutes: Mapping[str, Any] | None = None,
     ) -> ProcessedItem:
         """As `process`, for an item without content: only the small tensors are kept."""
-        output = self.run(modality, item, options, substitutes=substitutes)
+        output = self._run_item(modality, item, options, substitutes)
         return self.result(modality, item, output, only_small=True)
 
     def result(
@@ -141,6 +145,24 @@ class ItemProcessor:
             substitutes=substitutes,
         )
 
+    def _run_item(
+        self,
+        modality: str,
+        item: Any,
+        options: Mapping[str, Any] | None,
+        substitutes: Mapping[str, Any] | None,
+    ) -> ProcessorOutput:
+        """As `run`, without the text's half where that changes nothing about the item."""
+        if modality in self._without_text:
+            media = Media.single(modality, item)
+            with _refusals():
+                output = self.call.media_half(
+                    modality, self.texts[modality], media, options, substitutes=substitutes
+                )
+            if output is not None:
+                return output
+        return self.run(modality, item, options, substitutes=substitutes)
+
     def run_text(
         self,
         text: str,
@@ -154,14 +176,8 @@ class ItemProcessor:
         Raises:
             InvalidRequestError: If the processor refuses it.
         """
-        try:
+        with _refusals():
             return self.call(text, media, options, substitutes=substitutes)
-        except (LazyDecodeError, MemoryError, RecursionError):
-            raise
-        except Exception as exc:
-            # Everything here is Hugging Face code over these items and options.
-            logger.debug("the model's processor refuses an item", exc_info=True)
-            raise InvalidRequestError(f"the model's processor refuses it: {describe(exc)}") from exc
 
     def text_of(self, modality: str, item: Any, output: ProcessorOutput) -> ItemText:
         """Return what stands in the prompt for the item that gave this output."""
@@ -184,26 +200,24 @@ class ItemProcessor:
         return ItemText(modality, None, tuple(ids), shape)
 
 
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn what Hugging Face code raises about an item or its options into our error."""
+    try:
+        yield
+    except (LazyDecodeError, MemoryError, RecursionError):
+        raise
+    except Exception as exc:
+        logger.debug("the model's processor refuses an item", exc_info=True)
+        raise InvalidRequestError(f"the model's processor refuses it: {describe(exc)}") from exc
+
+
 def _shape_read(video: RawVideo, output: ProcessorOutput) -> tuple[Any, ...]:
     """Return the size of a video by what the class read of it."""
     metadata = dict(output.video_metadata[0].items())
     metadata["frames_indices"] = [int(index) for index in metadata["frames_indices"]]
     metadata |= {"width": video.header.width, "height": video.header.height}
     return video_shape(metadata)
-
-
-def planes_of(image: Image.Image) -> torch.Tensor:
-    """Return an RGB picture as a uint8 tensor, shape (3, height, width).
-
-    A channel at a time costs a third of what Pillow's way to an array of pixels and from there
-    to planes does.
-    """
-    planes = torch.empty((3, image.height, image.width), dtype=torch.uint8)
-    array = planes.numpy()
-    for channel in range(3):
-        plane = np.frombuffer(image.getchannel(channel).tobytes(), np.uint8)
-        array[channel] = plane.reshape(image.height, image.width)
-    return planes
 
 
 def shape_of(modality: str, item: Any) -> tuple[Any, ...]:

@@ -436,6 +436,7 @@ def _item_processor(call: ProcessorCall, facts: FamilyFacts) -> ItemProcessor:
         rules={m: f.rules for m, f in known.items()},
         without_types=frozenset(m for m, f in known.items() if f.can_skip_types),
         takes_planes="image" in known and known["image"].takes_planes,
+        without_text=frozenset(m for m, f in known.items() if f.can_skip_text),
     )
 
 

@@ -18,7 +18,8 @@ from lazydecode.models.field_inference import (
     infer_rules,
     same_values,
 )
-from lazydecode.models.item import WITHOUT_TYPES, ItemProcessor, planes_of
+from lazydecode.models.item import WITHOUT_TYPES, ItemProcessor
+from lazydecode.models.planes import planes_of
 from lazydecode.models.processor_call import (
     Media,
     ProcessorCall,
@@ -50,6 +51,8 @@ class ModalityFacts:
     """Whether the class gives the same without marking tokens with their type."""
     takes_planes: bool
     """Whether the class gives the same for a picture as a tensor of planes."""
+    can_skip_text: bool
+    """Whether the half of a call that is about the item gives the same as the whole."""
     add_special_tokens: bool
     """Whether the class has its tokenizer add what goes around a text."""
 
@@ -167,6 +170,7 @@ def _probe_modality(probes: Probes, modality: str) -> ModalityFacts:
         reports_offsets=bool(first.offsets),
         can_skip_types=_can_skip_types(probes, modality),
         takes_planes=modality == "image" and _takes_planes(probes),
+        can_skip_text=all(_can_skip_text(probes, modality, number) for number in (1, 0)),
         add_special_tokens=first.add_special_tokens,
     )
 
@@ -175,6 +179,20 @@ def _can_skip_types(probes: Probes, modality: str) -> bool:
     if "mm_token_type_ids" not in probes.output(modality, 1).text_tensors:
         return False
     return _gives_the_same(probes, modality, 1, probes.item(modality, 1), WITHOUT_TYPES)
+
+
+def _can_skip_text(probes: Probes, modality: str, number: int) -> bool:
+    usual = probes.output(modality, number)
+    media = Media.single(modality, probes.item(modality, number))
+    try:
+        half = probes.call.media_half(modality, probes.text(modality), media)
+    except Exception:
+        # The class's own methods want more than the mixin's call gives them.
+        return False
+    if half is None or len(usual.offsets) != 1:
+        return False
+    said = [(o["type"], o["replacement"]) for o in (*usual.offsets, *half.offsets)]
+    return said[0] == said[1] and _same_tensors(usual, half)
 
 
 def _takes_planes(probes: Probes) -> bool:
@@ -198,10 +216,14 @@ def _gives_the_same(
     except Exception:
         # The class does not know the form or the option.
         return False
-    same_tensors = usual.tensors.keys() == other.tensors.keys() and all(
+    same_text = (usual.input_ids, usual.offsets) == (other.input_ids, other.offsets)
+    return same_text and _same_tensors(usual, other)
+
+
+def _same_tensors(usual: ProcessorOutput, other: ProcessorOutput) -> bool:
+    return usual.tensors.keys() == other.tensors.keys() and all(
         same_values(usual.tensors[name], other.tensors[name]) for name in usual.tensors
     )
-    return same_tensors and (usual.input_ids, usual.offsets) == (other.input_ids, other.offsets)
 
 
 def _run_both(probes: Probes, modality: str) -> tuple[int, dict[str, Any] | None]:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from lazydecode.media.raw_video import RawVideo
 from lazydecode.models.containers import ContainerReader
+from lazydecode.models.media_steps import MediaSteps
 from lazydecode.models.text_length import fit
 from lazydecode.models.tokenization import PromptTokenizer
 from lazydecode.models.torch_threads import one_torch_thread
@@ -116,6 +117,7 @@ class ProcessorCall:
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         self.audio_name = "audios" if "audios" in parameters else "audio"
         self.reports_offsets = takes_any
+        self._media_steps = MediaSteps(processor)
         self.takes_text = "text" in parameters or takes_any
         bos = getattr(tokenizer.hf_tokenizer, "bos_token", None)
         self.bos_token: str | None = bos if isinstance(bos, str) and bos else None
@@ -142,14 +144,65 @@ class ProcessorCall:
         Raises:
             Exception: Whatever the processor raises.
         """
-        proxy = TokenizerProxy(self.tokenizer, fits_length=self.either_or)
-        processor = copy.copy(self.processor)
-        processor.tokenizer = proxy
+        processor, proxy = self._own_copy(substitutes)
         reported: list[dict[str, Any]] = []
         if hasattr(processor, "get_text_with_replacements"):
             processor.get_text_with_replacements = _listening(processor, reported)
+        arguments = self._arguments(processor, text, media, options)
+        with self.lock, one_torch_thread():
+            output = processor(**arguments)
+        return _split(dict(output), proxy, reported)
+
+    def media_half(
+        self,
+        modality: str,
+        text: str,
+        media: Media,
+        options: Mapping[str, Any] | None = None,
+        *,
+        substitutes: Mapping[str, Any] | None = None,
+    ) -> ProcessorOutput | None:
+        """As a call with one item, without the text's half: there are no ids in what it returns.
+
+        None if that cannot be told apart from the rest.
+
+        Args:
+            modality: The item's.
+            text: Its prompt.
+            media: The item alone.
+            options: As for a call.
+            substitutes: As for a call.
+
+        Raises:
+            Exception: Whatever the processor raises.
+        """
+        has_containers = any(isinstance(video, RawVideo) for video in media.videos)
+        if not self._media_steps.is_known or self.either_or or has_containers:
+            return None
+        processor, _ = self._own_copy(substitutes)
+        arguments = self._arguments(processor, text, media, options)
+        with self.lock, one_torch_thread():
+            found = self._media_steps.run(processor, modality, text, arguments)
+        if found is None:
+            return None
+        tensors, replacement = found
+        metadata = tensors.pop("video_metadata", ())
+        offsets = [{"type": modality, "replacement": replacement}]
+        return ProcessorOutput([], tensors, {}, offsets, text, True, list(metadata))
+
+    def _own_copy(self, substitutes: Mapping[str, Any] | None) -> tuple[Any, TokenizerProxy]:
+        """Return the processor for one call, and the tokenizer in it."""
+        proxy = TokenizerProxy(self.tokenizer, fits_length=self.either_or)
+        processor = copy.copy(self.processor)
+        processor.tokenizer = proxy
         for name, part in (substitutes or {}).items():
             setattr(processor, name, part)
+        return processor, proxy
+
+    def _arguments(
+        self, processor: Any, text: str, media: Media, options: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the arguments of a call; may change the processor for it."""
         arguments: dict[str, Any] = {**self.options, **(options or {}), "return_tensors": "pt"}
         if self.reports_offsets and (media.images or media.videos or media.audios):
             # Fuyu's class fails if it is asked for those of a prompt without images.
@@ -184,9 +237,7 @@ class ProcessorCall:
             arguments[self.audio_name] = media.audios
             if self.sampling_rate is not None:
                 arguments.setdefault("sampling_rate", self.sampling_rate)
-        with self.lock, one_torch_thread():
-            output = processor(**arguments)
-        return _split(dict(output), proxy, reported)
+        return arguments
 
     def _metadata(self, metadata: Sequence[Mapping[str, Any]]) -> Any:
         if not self.scalar_metadata:
