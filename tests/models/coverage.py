@@ -39,6 +39,8 @@ class ModalityReport:
     headers_tried: int = 0
     raw_pixels: bool = False
     max_items: int | None = None
+    why_random: str = ""
+    """Why the same item gives other tensors each time, so that no cache keeps it."""
 
 
 @dataclass
@@ -51,7 +53,6 @@ class FamilyReport:
     has_record: bool
     reentrant: bool
     """Whether several threads may be inside the class."""
-    cacheable: bool
     thorough: bool = True
     """Whether all sizes and mixes were tried."""
     edit: str = ""
@@ -91,7 +92,6 @@ def check_family(family: str, folder: str, *, thorough: bool = True) -> FamilyRe
         mode=findings.proof.mode if findings else "unproven",
         has_record=has_record(frontend.processor),
         reentrant=frontend.mm_processor is None or frontend.mm_processor.reentrant,
-        cacheable=frontend.is_cacheable,
         thorough=thorough,
         edit=_describe_edit(frontend) if findings else "",
     )
@@ -105,6 +105,7 @@ def check_family(family: str, folder: str, *, thorough: bool = True) -> FamilyRe
             header_way=findings.proof.headers[modality],
             raw_pixels=modality in frontend.mm_processor.family.raw_modalities,
             max_items=frontend.max_items[modality],
+            why_random=frontend.random().get(modality, ""),
         )
     if is_either_or(frontend):
         check_either_or(report, frontend, reference)

@@ -57,7 +57,7 @@ def check_phases(report: FamilyReport, frontend: ModelFrontend, rate: int) -> No
     refs = encoded(frontend, rate)
     cache = MultiModalProcessorOnlyCache(capacity_bytes=1 << 30)
     results = []
-    for num_decodes in (len(frontend.modalities), 0):
+    for num_decodes in (len(frontend.modalities), len(frontend.random())):
         inputs = inputs_for(frontend, messages, refs, cache)
         sketched = processor.render_from_headers(inputs)
         with processor.apply_phase1(inputs) as state:

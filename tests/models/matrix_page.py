@@ -39,7 +39,7 @@ _LEGEND = """\
   sizes that came out equal, of those tried. `no: content`: the prompt depends on the pixels.
 - *Two-phase*: encoded items in two phases give what decoded ones give in one call, and a hit
   decodes nothing. *Re-entrant*: several threads may be inside the class; `locked`: one at a time.
-- *Cached*: `no` where the same item gives other tensors each time.
+- *Cached*: `no` where the same item gives other tensors each time; the remark says why.
 - *Raw*: pixels cross to the engine as uint8 and are finished there bit by bit.
 - *Generates*: the embedded engine's greedy tokens are those of the library's own `generate` on
   the output of its own processor; `alone`: only without items of other modalities in the prompt.
@@ -124,10 +124,6 @@ def _rows(result: Mapping[str, Any], remarks: dict[str, int]) -> Iterator[str]:
     for modality, line in result["modalities"].items():
         headers = f"{line['header_way']} {line['headers_exact']}/{line['headers_tried']}"
         generates = result.get("generates", {}).get(modality, "not tried")
-        if generates != "yes":
-            text = _plain(generates)
-            word = "alone" if generates.startswith("alone") else "no"
-            generates = f"{word} [{remarks.setdefault(text, len(remarks) + 1)}]"
         cells = (
             result["family"],
             modality,
@@ -138,12 +134,21 @@ def _rows(result: Mapping[str, Any], remarks: dict[str, int]) -> Iterator[str]:
             "no: content" if line["header_way"] == "content" else headers,
             "yes" if result["two_phase"] else "no",
             "yes" if result["reentrant"] else "locked",
-            "yes" if result["cacheable"] else "no: random",
+            _numbered(
+                "no", f"not cached: {why}" if (why := line["why_random"]) else "yes", remarks
+            ),
             "yes" if line["raw_pixels"] else "no",
-            generates,
+            _numbered("alone" if generates.startswith("alone") else "no", generates, remarks),
             str(line["max_items"] or "any"),
         )
         yield "| " + " | ".join(cells) + " |"
+
+
+def _numbered(word: str, text: str, remarks: dict[str, int]) -> str:
+    """Return `yes` as it is, and a word with the number of a remark for any other text."""
+    if text == "yes":
+        return text
+    return f"{word} [{remarks.setdefault(_plain(text), len(remarks) + 1)}]"
 
 
 def _plain(text: str) -> str:

@@ -80,7 +80,7 @@ def test_the_name_changes_with_whatever_counts(
     def name(mark: str = "mark", **fields: bool) -> str | None:
         return file_name(mark, processor, tokenizer, FamilyRecord(**fields))  # type: ignore[arg-type]
 
-    names = [name(), name(mark="other"), name(deterministic=False)]
+    names = [name(), name(mark="other"), name(reentrant=False)]
     tokenizer.add_tokens(["<a-new-word>"])
     names.append(name())
     monkeypatch.setattr(module, "_own_code", lambda: "changed")

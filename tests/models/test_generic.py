@@ -247,7 +247,7 @@ def test_embeddings_that_the_model_cannot_place_are_refused(
 def test_a_random_processor_is_never_answered_from_the_cache(frontend: LoadFrontend) -> None:
     model = frontend("qwen2_vl")
     family = processor(model).family
-    shaky = GenericMultiModalProcessor(model.info, _with_proof(family, reproducible=False))
+    shaky = GenericMultiModalProcessor(model.info, _with_proof(family, random={"image": "chance"}))
     cache = MultiModalProcessorOnlyCache(capacity_bytes=1 << 26)
     prompt = model.render_chat(user(IMAGE))
     media = {"image": [picture(60, 60)]}

@@ -34,7 +34,7 @@ def ids_of(frontend: ModelFrontend, *tokens: str) -> list[int]:
 
 def test_it_takes_one_recording_and_no_chat(whisper: ModelFrontend) -> None:
     assert (whisper.modalities, whisper.max_items) == (("audio",), {"audio": 1})
-    assert whisper.is_cacheable
+    assert whisper.random() == {}
     with pytest.raises(InvalidRequestError, match="no chat template; use /v1/audio"):
         whisper.render_chat([{"role": "user", "content": "hello"}])
 

@@ -15,7 +15,7 @@ from transformers import AutoProcessor
 from lazydecode.config import Settings
 from lazydecode.models.registry import ModelLoadError
 from lazydecode.server.loading import load_context
-from tests.builders import make_jpeg, make_png
+from tests.builders import make_jpeg, make_png, make_wav, tone
 from tests.server.harness import Server, data_url, image, request, text
 
 
@@ -131,3 +131,20 @@ def test_an_engine_for_it_is_refused_when_it_is_loaded(tiny_model: Callable[...,
     folder = str(tiny_model("clip", weights=False))
     with pytest.raises(ModelLoadError, match=r"embeds and does not generate.*--engine none"):
         load_context(folder, Settings(engine="transformers"))
+
+
+def test_sounds_with_chance_in_them_are_never_answered_from_the_cache(
+    tiny_model: Callable[..., Path],
+) -> None:
+    url = data_url(make_wav(tone(rate=48000, seconds=0.4), rate=48000), "audio/wav")
+    part = {"type": "audio_url", "audio_url": {"url": url}, "uuid": "a sound"}
+    folder = tiny_model("clap", weights=False)
+    with Server(folder, engine="none", served_model_name=("m",)) as server:
+        answers = [
+            server.render(request(part, mm_payload=payload)).json()["features"]
+            for payload in ("tensors", "tensors", "none")
+        ]
+        assert server.decodes("audio") == 2
+        assert len({answer["mm_hashes"]["audio"][0] for answer in answers}) == 3
+        alone = {**part, "audio_url": None}
+        assert "processor cache" in server.render(request(alone)).json()["error"]["message"]

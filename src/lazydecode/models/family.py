@@ -19,6 +19,7 @@ from lazydecode.models.pairing import Pair, SoundPairing
 from lazydecode.models.pixels import PixelPlan, raw_options
 from lazydecode.models.probing import FamilyFacts
 from lazydecode.models.processor_call import Media, ProcessorCall
+from lazydecode.models.randomness import Random, random_options
 from lazydecode.models.registry import FamilyRecord
 from lazydecode.models.tokenization import PromptTokenizer
 
@@ -61,8 +62,8 @@ class Proof:
     """Where the class's own ids differ from the plain expansion; empty if nowhere."""
     headers: Mapping[str, Way] = field(default_factory=dict)
     """Modality -> how its items' texts follow from their headers."""
-    reproducible: bool = True
-    """Whether the same item gives the same tensors twice."""
+    random: Random = field(default_factory=dict)
+    """Modality -> why the same item gives other tensors each time; absent: it does not."""
     pairs_sound: bool = False
     """Whether a video with its sound gets the class's own ids."""
 
@@ -159,6 +160,13 @@ class Family:
         if modality in self.raw_modalities:
             merged = raw_options(modality, merged) or merged
         return self.items.process(modality, item, merged)
+
+    def random(self, options: Mapping[str, Any]) -> Random:
+        """Return which modalities give other tensors each time under a request's options, and
+        why."""
+        if not options:
+            return self.proof.random
+        return {**self.proof.random, **random_options(self.call.processor, options)}
 
     def check_modality(self, modality: str) -> None:
         """Check that the family takes items of a modality.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from lazydecode.errors import InvalidRequestError
@@ -29,6 +28,7 @@ from lazydecode.models.expansion import ItemText
 from lazydecode.models.family import Family, Sketch
 from lazydecode.models.header_only import video_shape
 from lazydecode.models.item import ProcessedItem, shape_of
+from lazydecode.models.randomness import set_apart
 from lazydecode.parse import (
     MultiModalDataItems,
     MultiModalDataParser,
@@ -39,7 +39,6 @@ from lazydecode.processing.context import BaseProcessingInfo, InputProcessingCon
 from lazydecode.processing.flights import ItemFlights, ItemOutput
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
-from lazydecode.processing.state import MultiModalApplyState
 
 
 class GenericProcessingInfo(BaseProcessingInfo):
@@ -144,16 +143,9 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         self.reentrant = family.record.reentrant
         self.items_in_prompt = family.items_in_prompt
 
-    def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
-        """Identify the items; those whose results differ from run to run are never the same.
-
-        Leaving the cache out would not do: the engine's cache goes by the identity, and would
-        give an earlier request's tensors.
-        """
-        if not self.family.proof.reproducible:
-            unique = f"{state.inputs.processor_fingerprint}:{uuid.uuid4().hex}"
-            state.inputs = replace(state.inputs, processor_fingerprint=unique)
-        return super()._hash_mm_items(state)
+    def set_apart(self, inputs: ProcessorInputs) -> ProcessorInputs:
+        """Return the inputs with identities of their own for items with chance in them."""
+        return set_apart(inputs, self.family.random(inputs.hf_processor_mm_kwargs))
 
     def render_from_headers(self, inputs: ProcessorInputs) -> HeaderRendering | None:
         """Return ids, ranges and small tensors without decoding anything.

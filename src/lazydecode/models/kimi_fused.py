@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 _PARTS: Final = ("image_processor", "video_processor")
 PROCESSOR: Final = "Kimi_K25Processor"
+REASON: Final = "its pixels are processed by numba, whose workqueue lets one thread in"
+"""Why the copy is not re-entrant."""
 
 
 def fused(processor: Any) -> Any | None:

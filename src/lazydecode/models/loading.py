@@ -24,6 +24,7 @@ from lazydecode.models.findings import Findings, FindingsStore, file_name
 from lazydecode.models.fingerprint import describe_processor, fingerprint
 from lazydecode.models.generic import GenericMultiModalProcessor, GenericProcessingInfo
 from lazydecode.models.item import ItemProcessor
+from lazydecode.models.kimi_fused import REASON as FUSED_REASON
 from lazydecode.models.kimi_fused import fused
 from lazydecode.models.marks import TextMarker
 from lazydecode.models.options import ProcessorOptions
@@ -33,6 +34,7 @@ from lazydecode.models.pretrained import load_config, load_processor, template_o
 from lazydecode.models.probing import FamilyFacts, ModalityFacts, Probes, probe_family
 from lazydecode.models.processor_call import ProcessorCall, processor_modalities
 from lazydecode.models.proving import Prover
+from lazydecode.models.randomness import Random, random_options
 from lazydecode.models.registry import FamilyRecord, ModelLoadError, record_for
 from lazydecode.models.speech import SpeechModel, speech_model
 from lazydecode.models.template import (
@@ -98,10 +100,23 @@ class ModelFrontend:
         """What processes the model's items; None: text only."""
         return self.mm_processor or self.encoder_processor
 
+    def random(self, options: Mapping[str, Any] | None = None) -> Random:
+        """Return modality -> why the same item gives other tensors each time, so that no cache
+        keeps it; what is absent is cached.
+
+        Args:
+            options: The request's processor options.
+        """
+        processor = self.any_processor
+        if isinstance(processor, GenericMultiModalProcessor):
+            return processor.family.random(options or {})
+        return {} if self.processor is None else random_options(self.processor, options or {})
+
     @property
-    def is_cacheable(self) -> bool:
-        """Whether the same item gives the same tensors each time."""
-        return self.findings is None or self.findings.proof.reproducible
+    def why_serialized(self) -> str:
+        """Why one thread at a time is let into the processor's class; empty if any number is."""
+        processor = self.mm_processor
+        return "" if processor is None or processor.reentrant else processor.family.record.reason
 
     @property
     def embeddings(self) -> ItemEmbeddings | None:
@@ -296,7 +311,7 @@ def _load_multimodal(
     either_or = record.placement == "either_or"
     fast = fused(processor) if settings.fused_preprocessing else None
     if fast is not None:
-        processor, record = fast, replace(record, reentrant=False)
+        processor, record = fast, replace(record, reentrant=False, reason=FUSED_REASON)
     options = ProcessorOptions(processor, split_option(settings.mm_processor_kwargs)[0])
     containers = container_reader(processor, record, settings.decode_limits)
     call_class = voxtral.VoxtralCall if isinstance(chat, voxtral.VoxtralChat) else ProcessorCall

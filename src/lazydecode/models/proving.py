@@ -23,6 +23,7 @@ from lazydecode.models.item import ItemProcessor
 from lazydecode.models.pairing import SoundPairing
 from lazydecode.models.probing import FamilyFacts, Probes
 from lazydecode.models.processor_call import Media
+from lazydecode.models.randomness import random_options
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +56,13 @@ class Prover:
     def prove(self) -> Proof:
         """Return the way in which prompts come out right, or the difference that remains."""
         headers = {m: self._header_way(m) for m in self.facts.modalities}
-        reproducible = all(self._is_reproducible(m) for m in self.facts.modalities)
+        random = {m: why for m in self.facts.modalities if (why := self._why_random(m))}
         trials = [] if self.call.either_or else self._trials()
         proof = self._either_or() if self.call.either_or else self._prompt_proof(trials, headers)
         return replace(
             proof,
             headers=headers,
-            reproducible=reproducible,
+            random=random,
             pairs_sound=proof.mode == "expand" and self._pairs_sound(headers),
             text_rule=self._text_rule(proof.edit) if trials else None,
         )
@@ -259,8 +260,13 @@ class Prover:
         )
         return False
 
-    def _is_reproducible(self, modality: str) -> bool:
-        """Whether the same item gives the same tensors twice."""
+    def _why_random(self, modality: str) -> str:
+        """Return why the same item gives other tensors each time; empty if it does not."""
+        why = random_options(self.call.processor, self.call.options).get(modality)
+        if why is not None:
+            return why
         first = self.probes.output(modality, 1).tensors
         second = self.items.run(modality, self.probes.item(modality, 1)).tensors
-        return all(same_values(first[name], second[name]) for name in first)
+        if all(same_values(first[name], second[name]) for name in first):
+            return ""
+        return f"its {modality} processor gave two results for one probe"

@@ -2,6 +2,20 @@
 
 Every field is optional and its default is the generic way; a family without a record needs
 none. A record is found by the name of the processor's class.
+
+What loading finds out by itself has no field, for there would be two truths about it:
+
+- how tensors join, and which a batch pads or changes: from a probe of two items;
+- text that depends on an item's number (MiniCPM-V 4.6): the plain expansion fails on the probe of
+  two items, and the class writes the prompt over stand-ins; numbers that a chat template writes
+  need nothing;
+- chance in the results: from a probe that is processed twice, and from the processor's options
+  (`models/randomness.py`).
+
+Two more that other front ends need are for nobody here. No class of Transformers processes an item
+otherwise for how many there are in its request; one that did would fail the probe of two items, and
+the modality would be refused. And a recording need not be padded to whole frames to come out of a
+batch as it does alone, since every item is processed alone.
 """
 
 from __future__ import annotations
@@ -34,8 +48,6 @@ class FamilyRecord:
     """Modality -> items per request that the class takes."""
     reentrant: bool = True
     """Whether several threads may be inside the processor."""
-    deterministic: bool = True
-    """Whether the same item gives the same tensors each time; false: never cached."""
     raw_media: tuple[str, ...] = ()
     """Modalities whose files the class opens itself: it is given them undecoded."""
     scalar_metadata: bool = False
@@ -122,6 +134,11 @@ for _embedder in ("CLIPProcessor", "SiglipProcessor", "Siglip2Processor"):
         _embedder,
         FamilyRecord(placement="either_or", reason="embeds one text or one image, by two encoders"),
     )
+
+register(
+    "ClapProcessor",
+    FamilyRecord(placement="either_or", reason="embeds one text or one sound, by two encoders"),
+)
 
 for _retriever in ("ColPaliProcessor", "ColQwen2Processor"):
     register(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
 from lazydecode.errors import InvalidRequestError
@@ -19,6 +20,7 @@ from lazydecode.inputs import (
     PlaceholderRange,
 )
 from lazydecode.media.faults import describe
+from lazydecode.models.randomness import random_options, set_apart
 from lazydecode.models.registry import ModelLoadError
 from lazydecode.models.speech import (
     LanguageProbe,
@@ -58,6 +60,11 @@ class WhisperMultiModalProcessor(BaseMultiModalProcessor):
         super().__init__(info)
         self._extract = feature_extractor
         self._tokenizer = tokenizer
+        self._random = random_options(SimpleNamespace(feature_extractor=feature_extractor))
+
+    def set_apart(self, inputs: ProcessorInputs) -> ProcessorInputs:
+        """Return the inputs with identities of their own, if there is chance in the items."""
+        return set_apart(inputs, self._random)
 
     def _process_missing(
         self, missing: MultiModalDataItems, inputs: ProcessorInputs

@@ -38,6 +38,8 @@ class ProcessorInputs:
     """Separates tenants: requests share results only if they have the same salt."""
     processor_fingerprint: str = ""
     """Stands for everything else that results depend on: classes, libraries, back ends."""
+    apart: Mapping[str, str] = field(default_factory=dict)
+    """Modality -> what sets its items apart from those of all other requests; absent: nothing."""
     sound_pairs: Sequence[tuple[int, int]] = ()
     """(position of a video, position of an audio item) of every sound that came out of a video:
     it has no placeholder of its own."""
@@ -111,6 +113,7 @@ class ProcessorInputs:
             "mm_processor_kwargs": processor_kwargs,
             "cache_salt": self.cache_salt,
             "processor_fingerprint": self.processor_fingerprint,
+            "apart": self.apart.get(modality),
         }
         return {name: value for name, value in factors.items() if value}
 

@@ -256,8 +256,8 @@ class BaseMultiModalProcessor(ProcessingSteps):
                 self._submit_ref_decodes(items, state.decodes, timing_ctx)
 
     def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
-        """Return modality -> the identity of each item; a family may set items apart here."""
-        inputs, timing_ctx = state.inputs, state.timing_ctx
+        """Return modality -> the identity of each item."""
+        inputs, timing_ctx = self.set_apart(state.inputs), state.timing_ctx
         algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
         model_id = self.info.model_id
         if timing_ctx.observer is None:

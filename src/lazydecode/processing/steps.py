@@ -30,6 +30,13 @@ class ProcessingSteps:
 
     info: BaseProcessingInfo
 
+    # -- identity
+
+    def set_apart(self, inputs: ProcessorInputs) -> ProcessorInputs:
+        """Return the inputs with identities of their own for items whose results differ from run
+        to run: leaving the cache out would not do, as an engine's cache goes by the identity."""
+        return inputs
+
     # -- items
 
     def _process_missing(

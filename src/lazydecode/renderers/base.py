@@ -104,7 +104,7 @@ class BaseRenderer:
         self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "lazydecode-tokenize")
         cache_bytes = int(settings.mm_processor_cache_gb * GIB)
         self.caches = FrontendCaches()
-        if cache_bytes and frontend.is_cacheable:
+        if cache_bytes:
             self.caches = FrontendCaches.create(
                 settings.mm_processor_cache,
                 capacity_bytes=cache_bytes,
@@ -227,8 +227,13 @@ class BaseRenderer:
             sorted({item.modality for item in media} | request.media_io_kwargs.keys()),
             media_io_kwargs,
         )
-        # Embeddings are not processed, so that no hit could spare anything.
-        skips_cache = request.skip_mm_cache or bool(conversation.embeds)
+        # Embeddings are not processed, so that no hit could spare anything; what is made of an
+        # item with chance in it is never wanted again.
+        skips_cache = (
+            request.skip_mm_cache
+            or bool(conversation.embeds)
+            or any(item.modality in self.frontend.random(processor_kwargs) for item in media)
+        )
         with naming_videos(media):
             self.identities.find_held(
                 media,

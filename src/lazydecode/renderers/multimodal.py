@@ -356,7 +356,7 @@ class MultiModalRunner:
             ],
         )
         if cache is None:
-            return inputs, []
+            return self._processor.set_apart(inputs), []
         resolved = self._identities.resolve(job.items, inputs)
         return replace(inputs, mm_hash_items=resolved.hashes), resolved.named
 

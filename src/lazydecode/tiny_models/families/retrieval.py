@@ -1,4 +1,4 @@
-"""Families that embed images and text for retrieval."""
+"""Families that embed images, sounds and text for retrieval."""
 
 from lazydecode.tiny_models.records import Family, Part
 from lazydecode.tiny_models.turns import BARE, Slot
@@ -21,6 +21,19 @@ FAMILIES = (
         slots={"image": Slot("")},
         bos="<|startoftext|>",
         pad="<|endoftext|>",
+    ),
+    Family(
+        name="clap",
+        model_type="clap",
+        processor="ClapProcessor",
+        turns=BARE,
+        audio=Part("ClapFeatureExtractor", {"truncation": "rand_trunc", "frequency_min": 50}),
+        slots={"audio": Slot("")},
+        bos="<s>",
+        eos="</s>",
+        pad="<pad>",
+        # Positions are counted from the id of the padding token, as in RoBERTa.
+        config={"text_config": {"max_position_embeddings": 1200}},
     ),
     Family(
         name="siglip",
