@@ -23,10 +23,15 @@ from tests.server.harness import data_url, image, request, text
 
 @pytest.mark.slow
 def test_it_serves_and_stops_on_sigint_leaving_no_process(tiny_model: Callable[..., Path]) -> None:
-    with lazydecode("serve", str(tiny_model("qwen2_5_vl")), "--port", "0") as server:
+    arguments = ("--port", "0", "--log-level", "debug")
+    with lazydecode("serve", str(tiny_model("qwen2_5_vl")), *arguments) as server:
         url = server.read_until(r"serving .* at (http://\S+)")
-        children = psutil.Process(server.process.pid).children(recursive=True)
+        parent = psutil.Process(server.process.pid)
+        children = parent.children(recursive=True)
         assert len(children) == 1
+        assert "proven in another process" in server.output
+        # Transformers would import it, for training alone; a second of the start.
+        assert not any("scipy/optimize" in library.path for library in parent.memory_maps())
         body = request(image(data_url(make_jpeg())), text("x"), max_tokens=2)
         assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
         assert server.end(signal.SIGINT) == 0

@@ -17,7 +17,8 @@ import struct
 import sys
 import threading
 import time
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -40,18 +41,24 @@ _GRACE_S: Final = 2.0
 """How long a running model step may take before the process ends without it."""
 
 
-def main(control: socket.socket) -> int:
+Prepare: TypeAlias = Callable[[], Mapping[str, object]]
+"""Makes options of the runner that need not wait for what the front end says."""
+
+
+def main(control: socket.socket, *, prepare: Prepare | None = None) -> int:
     """Run the engine until the control socket closes.
 
     Args:
         control: Brings front ends, as `child.attach_front_end` sends them.
+        prepare: Runs before there is a front end, or while it gets ready. What it raises is told
+            to the front end, as if the runner had raised it.
 
     Returns:
         The exit status.
     """
     parent = os.getppid()
     threading.Thread(target=_watch_parent, args=(parent,), name="engine-watch", daemon=True).start()
-    return _Core(control).run()
+    return _Core(control, prepare).run()
 
 
 class _Core:
@@ -60,8 +67,9 @@ class _Core:
     The lock covers the list of connections and the first configuration.
     """
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, prepare: Prepare | None) -> None:
         self._control = control
+        self._prepare = prepare
         self._changed = threading.Condition()
         self._connections: list[Connection] = []
         self._configure: Configure | None = None
@@ -72,13 +80,21 @@ class _Core:
     def run(self) -> int:
         """Serve until the control socket closes."""
         threading.Thread(target=self._take_front_ends, name="engine-control", daemon=True).start()
+        prepared: Mapping[str, object] | Exception = {}
+        if self._prepare is not None:
+            try:
+                prepared = self._prepare()
+            except Exception as exc:  # told once there is somebody to tell
+                prepared = exc
         with self._changed:
             while self._configure is None:
                 self._changed.wait()
             configure = self._configure
         _configure_logging(configure.log_level)
         try:
-            runner = _load_runner(configure)
+            if isinstance(prepared, Exception):
+                raise prepared
+            runner = _load_runner(configure, prepared)
         except Exception as exc:
             # Wide: whatever a model folder provokes is told to the one who starts the server.
             logger.debug("the model cannot be loaded", exc_info=True)
@@ -166,12 +182,12 @@ class _Core:
             connection.send_released()
 
 
-def _load_runner(configure: Configure) -> ModelRunner:
+def _load_runner(configure: Configure, prepared: Mapping[str, object]) -> ModelRunner:
     module, _, name = configure.runner.partition(":")
     factory = getattr(importlib.import_module(module), name)
     # Pickled by our own front end, over a socket that nobody else holds.
     options = pickle.loads(configure.runner_options)  # noqa: S301
-    runner: ModelRunner = factory(**options)
+    runner: ModelRunner = factory(**options, **prepared)
     return runner
 
 

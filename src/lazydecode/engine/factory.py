@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from lazydecode.cache import PROCESSOR_CACHE_REGISTRY
 from lazydecode.config import Settings
@@ -50,10 +50,7 @@ def create_engine(
         EngineConfig(
             runner=TRANSFORMERS_RUNNER,
             runner_options={
-                "model": model,
-                "device": settings.device,
-                "dtype": settings.dtype,
-                "trust_remote_code": settings.trust_remote_code,
+                **_model_options(model, settings),
                 "max_model_len": settings.max_model_len,
                 "pixel_plan": pixel_plan,
                 "token_types": token_types,
@@ -68,3 +65,28 @@ def create_engine(
         child=child,
         broker=broker,
     )
+
+
+def load_early(model: str, settings: Settings) -> dict[str, Any]:
+    """Load the weights, in an engine process that does not know yet what else it is to run.
+
+    Returns:
+        Options of the runner beside those that `create_engine` names.
+
+    Raises:
+        LazyDecodeError: If they cannot be loaded.
+        OSError: If files are missing.
+    """
+    # The front end, which this module is for, needs no model code.
+    from lazydecode.engine.loading import load_model
+
+    return {"loaded": load_model(**_model_options(model, settings))}
+
+
+def _model_options(model: str, settings: Settings) -> dict[str, Any]:
+    return {
+        "model": model,
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "trust_remote_code": settings.trust_remote_code,
+    }

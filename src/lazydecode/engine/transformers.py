@@ -44,6 +44,7 @@ class TransformersRunner:
         pixel_plan: How uint8 patches become the floats of the model's processor.
         token_types: Which positions the model's processor marks.
         batching: Whether requests may share a batch; it is checked on the model as well.
+        loaded: What `load_model` returned for the same options; None: it is called.
         max_model_len: Longest prompt plus output; None is what the model has positions for.
     """
 
@@ -58,10 +59,13 @@ class TransformersRunner:
         pixel_plan: PixelPlan | None = None,
         token_types: TokenTypes | None = None,
         batching: bool = True,
+        loaded: Any = None,
     ) -> None:
-        self._model = load_model(
-            model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
-        )
+        self._model = loaded
+        if loaded is None:
+            self._model = load_model(
+                model, device=device, dtype=dtype, trust_remote_code=trust_remote_code
+            )
         self._info = describe_model(model, self._model, max_model_len)
         pad_token_id = _neutralize(self._model.generation_config, self._info.eos_token_ids)
         self._inputs = InputBuilder.for_model(

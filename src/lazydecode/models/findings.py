@@ -1,4 +1,4 @@
-"""What loading found out about a family by running its processor, and its keeping on disk.
+"""What loading found out about a family by running its processor, as text and on disk.
 
 The proof takes from half a second to several. It is the same as long as everything that it
 depends on is: the processor's fingerprint, the tokenizer's content, the family's record, the
@@ -72,18 +72,17 @@ class FindingsStore:
         """Return what is kept under a name; None if nothing is, or it is damaged."""
         path = self._folder / name
         try:
-            found = _decode(json.loads(path.read_text("utf-8")))
+            return read_findings(path.read_text("utf-8"))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, IndexError) as exc:
+        except (OSError, ValueError) as exc:
             logger.warning("a kept proof cannot be read (%s); proving anew", type(exc).__name__)
             return None
-        return found if isinstance(found, Findings) else None
 
     def save(self, name: str, findings: Findings) -> None:
         """Keep findings under a name; a folder that cannot be written is a warning."""
         try:
-            text = json.dumps(_encode(findings))
+            text = write_findings(findings)
         except TypeError as exc:
             logger.debug("the proof is not kept: %s", exc)
             return
@@ -95,6 +94,30 @@ class FindingsStore:
         except OSError as exc:
             logger.warning("the proof cannot be kept: %s", exc.strerror)
             temporary.unlink(missing_ok=True)
+
+
+def write_findings(findings: Findings) -> str:
+    """Return findings as text that `read_findings` makes the same of.
+
+    Raises:
+        TypeError: If there is no way to write them.
+    """
+    return json.dumps(_encode(findings))
+
+
+def read_findings(text: str) -> Findings:
+    """Return the findings that `write_findings` wrote.
+
+    Raises:
+        ValueError: If the text is not such.
+    """
+    try:
+        found = _decode(json.loads(text))
+    except (TypeError, KeyError, IndexError, AttributeError) as exc:
+        raise ValueError(f"no findings: {exc!r}") from exc
+    if not isinstance(found, Findings):
+        raise ValueError("no findings")
+    return found
 
 
 def file_name(mark: str, processor: Any, tokenizer: Any, record: FamilyRecord) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -204,12 +204,15 @@ class ModelFrontend:
         return vocabulary_size(self.config, self.tokenizer)
 
 
-def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
+def load_model_frontend(
+    model: str, settings: Settings, *, proven: Callable[[str], Findings | None] | None = None
+) -> ModelFrontend:
     """Load a model's configuration, tokenizer and processor, and prove how it is served.
 
     Args:
         model: A folder, or an id on the Hugging Face hub.
         settings: Server settings.
+        proven: Fingerprint -> what somebody else found out for it meanwhile, if anything.
 
     Raises:
         ModelLoadError: If something that is needed is missing; the message says what.
@@ -265,7 +268,7 @@ def load_model_frontend(model: str, settings: Settings) -> ModelFrontend:
             template=chat,
         )
     return _load_multimodal(
-        model, settings, config, processor, tokenizer, chat, prompt_tokenizer, ctx
+        model, settings, config, processor, tokenizer, chat, prompt_tokenizer, ctx, proven
     )
 
 
@@ -306,6 +309,7 @@ def _load_multimodal(
     chat: Chat,
     prompt_tokenizer: PromptTokenizer,
     ctx: InputProcessingContext,
+    proven: Callable[[str], Findings | None] | None,
 ) -> ModelFrontend:
     record = record_for(processor)
     either_or = record.placement == "either_or"
@@ -342,6 +346,7 @@ def _load_multimodal(
         settings.raw_pixels,
         store=None if folder is None else FindingsStore(folder),
         name=file_name(mark, processor, tokenizer, record),
+        proven=proven,
     )
     if found.proof.mode == "unproven":
         logger.error("%s: media are refused: %s", model, found.proof.difference)
@@ -418,12 +423,15 @@ def _find_out(
     *,
     store: FindingsStore | None,
     name: str | None,
+    proven: Callable[[str], Findings | None] | None,
 ) -> Findings:
     """Return the findings for a fingerprint; found out once per process, or once per store."""
     with _findings_lock:
         known = _findings.get(mark)
     if known is None and store is not None and name is not None:
         known = store.load(name)
+    if known is None and proven is not None:
+        known = proven(mark)
     if known is not None:
         return known
     start = time.perf_counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -17,6 +18,7 @@ from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
+from lazydecode.models.findings import Findings
 from lazydecode.models.loading import ModelFrontend, load_model_frontend
 from lazydecode.models.registry import ModelLoadError
 from lazydecode.renderers.base import BaseRenderer
@@ -34,6 +36,7 @@ def load_context(
     *,
     child: Child | None = None,
     member: Member | None = None,
+    proven: Callable[[str], Findings | None] | None = None,
 ) -> ServerContext:
     """Load what the front end needs of `model`; the engine is made, and not started yet.
 
@@ -44,12 +47,13 @@ def load_context(
         settings: What to serve and how.
         child: An engine process that waits for its front end, if there is.
         member: Connection to the supervisor, in a worker.
+        proven: Fingerprint -> what somebody else found out for it meanwhile, if anything.
 
     Raises:
         LazyDecodeError: If the model cannot be served; says why.
     """
     check_plugins(settings)
-    frontend = load_model_frontend(model, settings)
+    frontend = load_model_frontend(model, settings, proven=proven)
     if settings.engine != "none" and not frontend.generates:
         raise ModelLoadError(
             f"{model} embeds and does not generate: serve it with --engine none, to render requests"

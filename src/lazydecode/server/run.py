@@ -1,8 +1,8 @@
 """From a model's name to a listening server, and down again without leaving anything behind.
 
 The order of a start: bind (a taken port is told at once), import what takes seconds to import,
-fork the engine process (which so need not import it again) while this process has one thread,
-then load the front end and the engine's model beside each other's imports.
+fork the processes that prove the model and that run it (which so need not import it again) while
+this process has one thread, import the rest meanwhile, then load the front end.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib
 import logging
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -24,8 +24,10 @@ from lazydecode.config import Settings
 from lazydecode.engine.child import Child, ForkedChild, can_fork
 from lazydecode.errors import LazyDecodeError
 from lazydecode.server.allocator import tune_allocator
+from lazydecode.server.preloading import preload_models, preload_server
 
 if TYPE_CHECKING:
+    from lazydecode.server.early_proof import EarlyProof
     from lazydecode.server.membership import Member
 
 logger = logging.getLogger(__name__)
@@ -33,16 +35,6 @@ logger = logging.getLogger(__name__)
 _SWITCH_INTERVAL_S: Final = 0.001
 """The loop waits for the interpreter's lock behind decode and processing threads; the default
 of 5 ms per thread adds up to noticeable lag."""
-_FRONT_END: Final = ("uvloop", "lazydecode.server.serving", "lazydecode.server.supervisor")
-_ENGINE: Final = ("lazydecode.engine.core", "lazydecode.engine.transformers")
-_LAZY: Final = (
-    *("AutoConfig", "AutoProcessor", "AutoTokenizer", "PreTrainedTokenizerBase", "ProcessorMixin"),
-)
-_LAZY_ENGINE: Final = (
-    *("AutoModelForMultimodalLM", "AutoModelForCausalLM", "GenerationConfig", "GenerationMixin"),
-    *("LogitsProcessorList", "StoppingCriteriaList"),
-)
-"""Names that Transformers imports, with what they need, when they are first asked for."""
 
 
 def run_server(
@@ -66,13 +58,21 @@ def run_server(
         _end_on_signals()
         logger.info("loading %s", model)
         generates = settings.engine != "none"
-        preload(generates=generates)
+        preload_models(generates=generates)
+        from lazydecode.server.early_proof import begin_proof
+
+        kept = [listener.fileno() for listener in listeners]
+        proof = begin_proof(model, settings, close=kept)
+        if proof is not None:
+            kept.append(proof.fileno())
         serving = _Announcement(listeners[0], on_ready)
         if settings.workers == 1:
-            child = _fork_engine(listeners[0]) if generates else None
-            _run_front_end(model, settings, listeners[0], serving, child=child)
+            child = _fork_engine(model, settings, close=kept) if generates else None
+            preload_server()
+            _run_front_end(model, settings, listeners[0], serving, child=child, proof=proof)
         else:
-            _supervise(model, settings, listeners, serving)
+            preload_server()
+            _supervise(model, settings, listeners, serving, proof)
     finally:
         for listener in listeners:
             listener.close()
@@ -100,6 +100,7 @@ def _run_front_end(
     *,
     child: Child | None = None,
     member: Member | None = None,
+    proof: EarlyProof | None = None,
 ) -> None:
     # After the forks: an engine keeps the allocator's defaults.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -109,7 +110,17 @@ def _run_front_end(
     from lazydecode.server.serving import serve
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(model, settings, listener, child=child, member=member, on_ready=on_ready))
+        runner.run(
+            serve(
+                model,
+                settings,
+                listener,
+                child=child,
+                member=member,
+                proof=proof,
+                on_ready=on_ready,
+            )
+        )
 
 
 def _supervise(
@@ -117,6 +128,7 @@ def _supervise(
     settings: Settings,
     listeners: list[socket.socket],
     on_ready: Callable[[Sequence[str]], None],
+    proof: EarlyProof | None,
 ) -> None:
     """Run several workers and their engine; each in a process that is forked from this one."""
     from lazydecode.cache.shared_bindings import SharedUuidBindings
@@ -128,6 +140,9 @@ def _supervise(
         raise OSError("workers cannot be forked here (a GPU driver is open, or macOS): use one")
     own = settings.of_worker
     bindings = SharedUuidBindings()  # before the forks, which share it
+    if proof is not None:
+        with contextlib.closing(proof):
+            proof.wait()  # once, and every worker knows
 
     def run_worker(number: int, listener: socket.socket, control: socket.socket) -> int:
         name_logs(f"worker-{number}[%(process)d] ")
@@ -140,6 +155,7 @@ def _supervise(
                 listener,
                 lambda names: member.say(membership.Serving()),
                 member=member,
+                proof=proof,
             )
         except (LazyDecodeError, OSError) as exc:
             member.say(membership.Failed(str(exc)))
@@ -164,34 +180,25 @@ def name_logs(name: str) -> None:
         )
 
 
-def preload(*, generates: bool) -> None:
-    """Import everything that a server needs, on this thread; no other thread is started."""
-    # Read by libgomp when torch loads it. Its threads spin at every barrier by default, which
-    # takes the cores from decoders: see `engine.boot`.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Half a million objects that stay: looking through them again and again took 2 of 12 s.
-    gc.disable()
-    try:
-        for module in (*_FRONT_END, *(_ENGINE if generates else ())):
-            importlib.import_module(module)
-        import transformers
-
-        for name in (*_LAZY, *(_LAZY_ENGINE if generates else ())):
-            getattr(transformers, name)
-    finally:
-        gc.enable()
-        # Also after a fork: a collector that wrote into them would copy the shared pages.
-        gc.freeze()
-
-
-def _fork_engine(listener: socket.socket) -> Child | None:
-    """Return an engine process that waits for its front end; None: it is to be spawned."""
+def _fork_engine(model: str, settings: Settings, *, close: Sequence[int]) -> Child | None:
+    """Return an engine process that loads `model`; None: it is to be spawned."""
     if not can_fork():
         return None
-    from lazydecode.engine.core import main
+
+    def run(control: socket.socket) -> int:
+        from lazydecode.engine import core
+        from lazydecode.engine.factory import load_early
+
+        name_logs("engine[%(process)d] ")
+        gc.disable()  # until the model is loaded, as in `engine.boot`
+        prepare = None
+        if not settings.trust_remote_code:
+            # Code that comes with a model is copied by Transformers, one process at a time.
+            prepare = partial(load_early, model, settings)
+        return core.main(control, prepare=prepare)
 
     try:
-        return ForkedChild(main, close=[listener.fileno()], name="lazydecode-eng")
+        return ForkedChild(run, close=close, name="lazydecode-eng")
     except OSError as exc:
         logger.warning("the engine cannot be forked (%s); it is spawned", exc)
         return None

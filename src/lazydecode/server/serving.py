@@ -18,6 +18,7 @@ from lazydecode.engine.child import Child
 from lazydecode.server.app import create_app
 from lazydecode.server.context import ServerContext
 from lazydecode.server.doorway import Doorway
+from lazydecode.server.early_proof import EarlyProof
 from lazydecode.server.http_protocol import UncopiedBodies
 from lazydecode.server.loading import load_context
 from lazydecode.server.membership import Member
@@ -37,6 +38,7 @@ async def serve(
     *,
     child: Child | None = None,
     member: Member | None = None,
+    proof: EarlyProof | None = None,
     on_ready: Callable[[Sequence[str]], None],
 ) -> None:
     """Serve `model` until SIGINT or SIGTERM; in a worker until SIGTERM.
@@ -47,6 +49,7 @@ async def serve(
         listener: Bound.
         child: An engine process that waits for us, if there is.
         member: Connection to the supervisor, in a worker.
+        proof: What another process finds out about the model meanwhile.
         on_ready: Called with the names of the model once requests are served.
 
     Raises:
@@ -77,8 +80,17 @@ async def serve(
         answering = asyncio.create_task(server.serve(sockets=[listener]), name="http")
         try:
             context = await _until_stopped(
-                stop, lambda: load_context(model, settings, child=child, member=member)
+                stop,
+                lambda: load_context(
+                    model,
+                    settings,
+                    child=child,
+                    member=member,
+                    proven=None if proof is None else proof.take,
+                ),
             )
+            if proof is not None:
+                proof.close()
             # Closing a starting engine ends it, so this may be cancelled.
             starting = asyncio.create_task(_enter(context), name="start-engine")
             stop.on_first = starting.cancel
