@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -90,16 +91,23 @@ def items_of(order: Sequence[str], rate: int, *, same_size: bool = False) -> dic
     return items
 
 
-def sized(modality: str, rate: int, *, thorough: bool) -> Iterator[Any]:
+def sized(modality: str, rate: int, *, family: str, thorough: bool) -> Iterator[Any]:
+    """Yield items of all sizes, or of a few that the family's name chooses.
+
+    The families together have all sizes either way; what takes long comes less often.
+    """
+    chance = random.Random(f"{family} {modality}")
     if modality == "image":
-        for size in IMAGE_SIZES if thorough else IMAGE_SIZES[2:6]:
-            yield picture(*size)
+        few = chance.sample(IMAGE_SIZES[:-2], 4)
+        if chance.random() < 0.15:
+            few.append(chance.choice(IMAGE_SIZES[-2:]))
+        yield from (picture(*size) for size in (IMAGE_SIZES if thorough else few))
     elif modality == "video":
-        for shape in VIDEO_SHAPES if thorough else VIDEO_SHAPES[:2]:
-            yield clip(*shape)
+        shapes = VIDEO_SHAPES if thorough else chance.sample(VIDEO_SHAPES, 2)
+        yield from (clip(*shape) for shape in shapes)
     else:
-        for seconds in AUDIO_SECONDS if thorough else AUDIO_SECONDS[:3]:
-            yield sound(seconds, rate)
+        some = [*chance.sample(AUDIO_SECONDS[:4], 2), chance.choice(AUDIO_SECONDS[4:])]
+        yield from (sound(seconds, rate) for seconds in (AUDIO_SECONDS if thorough else some))
 
 
 def encoded(

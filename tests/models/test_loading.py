@@ -14,8 +14,9 @@ import pytest
 
 from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError
+from lazydecode.models import loading
 from lazydecode.models.loading import load_model_frontend
-from lazydecode.models.registry import ModelLoadError
+from lazydecode.models.registry import FamilyRecord, ModelLoadError
 from tests.builders import make_jpeg
 from tests.models.conftest import LoadFrontend
 
@@ -150,9 +151,10 @@ def test_a_template_that_doubles_an_item_switches_it_off(
 
 
 def test_a_family_that_cannot_be_proven_is_refused_with_the_difference(
-    frontend: LoadFrontend,
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = frontend("clip")
+    monkeypatch.setattr(loading, "record_for", lambda processor: FamilyRecord())
+    model = load_model_frontend(str(tiny_model("clip", weights=False)), Settings())
     assert model.mm_processor is None
     assert model.findings is not None
     assert model.findings.proof.mode == "unproven"
