@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import logging
@@ -27,6 +28,7 @@ Chunk: TypeAlias = "bytes | memoryview"
 
 _LENGTH: Final = struct.Struct("<Q")
 _FLOAT: Final = struct.Struct("<d")
+_SHORT_CHARS: Final = 256
 
 
 class _Digest(Protocol):
@@ -122,8 +124,14 @@ class MultiModalHasher:
             raise ValueError(f"unknown hash algorithm {algorithm!r}; known: {known}")
         digest = new()
         for key in sorted(kwargs):
-            for chunk in cls.iter_item_to_bytes(key, kwargs[key]):
-                digest.update(chunk)
+            value = kwargs[key]
+            digest.update(_framed_text(key))
+            # What a hit's identity is made of: names, and a reference.
+            if type(value) is str and len(value) <= _SHORT_CHARS:
+                digest.update(_framed_text(value))
+            else:
+                for chunk in cls.serialize_item(value):
+                    digest.update(chunk)
         return digest.hexdigest()
 
     @classmethod
@@ -182,6 +190,12 @@ class MultiModalHasher:
             "No serialization for %s.%s; its pickle is hashed", kind.__module__, kind.__qualname__
         )
         return _frame(b"p", pickle.dumps(value, protocol=4))
+
+
+@functools.lru_cache(maxsize=1024)
+def _framed_text(text: str) -> bytes:
+    """Return the framed form of a short text, as of a model's name: most are seen again."""
+    return b"".join(MultiModalHasher.serialize_item(text))
 
 
 def _frame(tag: bytes, content: Chunk) -> Iterator[Chunk]:

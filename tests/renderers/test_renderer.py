@@ -22,9 +22,10 @@ from lazydecode.errors import (
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.models.generic import GenericMultiModalProcessor
-from lazydecode.renderers.base import BaseRenderer, RenderRequest
+from lazydecode.renderers.base import BaseRenderer
 from lazydecode.renderers.chat import parse_messages
 from lazydecode.renderers.messages import ChatMessage
+from lazydecode.renderers.prompts import RenderRequest
 from lazydecode.renderers.timeline import Timeline
 from tests.builders import make_jpeg
 from tests.origin import wait_until
@@ -313,3 +314,18 @@ async def test_the_body_can_go_as_soon_as_the_media_are_fetched(
         assert isinstance(parsed.conversation.media[0].source, memoryview)
         async with renderer.open(parsed, timeline=Timeline()):
             assert parsed.conversation.media[0].source is None
+
+
+async def test_a_short_prompt_is_written_without_a_thread(open_renderer: OpenRenderer) -> None:
+    async with open_renderer() as renderer:
+        short = make_request(text("hello"))
+        async with renderer.open(short, timeline=Timeline()) as rendered:
+            prompt = await rendered.render(with_payload=False)
+        assert renderer.frontend.decode(prompt["prompt_token_ids"]).count("hello") == 1
+        assert not renderer.prompts._threads._threads
+        assert not renderer._mm_executor._threads
+        long = make_request(text("hello " * 200))
+        async with renderer.open(long, timeline=Timeline()) as rendered:
+            prompt = await rendered.render(with_payload=False)
+        assert renderer.frontend.decode(prompt["prompt_token_ids"]).count("hello") == 200
+        assert len(renderer.prompts._threads._threads) == 1

@@ -25,9 +25,10 @@ from lazydecode.engine.client import EngineClient
 from lazydecode.engine.protocol import SamplingParams
 from lazydecode.errors import LazyDecodeError
 from lazydecode.models.loading import ModelFrontend, load_model_frontend
-from lazydecode.renderers.base import BaseRenderer, RenderRequest
+from lazydecode.renderers.base import BaseRenderer
 from lazydecode.renderers.chat import parse_messages
 from lazydecode.renderers.messages import ChatMessage
+from lazydecode.renderers.prompts import RenderRequest
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.detokenize import Detokenizer
 from lazydecode.server.generation import Generation

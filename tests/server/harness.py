@@ -87,7 +87,7 @@ class Server:
             (renderer.executor, renderer.executor.max_workers),
             (renderer.executor.quick, 4),
             (renderer._mm_executor, 1),
-            (renderer._tokenizers, 2),
+            (renderer.prompts._threads, 2),
             (renderer._processing, self.context.settings.processing_threads),
         ]
         for pool, size in pools:

@@ -116,6 +116,7 @@ class Family:
         self.raw_modalities = raw_modalities
         self._substitutes = substitutes(call.processor)
         self._sketches: Memo[Sketch] = Memo()
+        self._default_name = _name(options.defaults)
         self.pairing: SoundPairing | None = None
         """How videos are written with their sound; None: the family has no such pairs."""
         if proof.pairs_sound:
@@ -193,7 +194,8 @@ class Family:
         if way == "content":
             return None
         merged = self.options.merge(options)
-        key = (modality, shape, json.dumps(merged, sort_keys=True, default=str))
+        name = self._default_name if merged is self.options.defaults else _name(merged)
+        key = (modality, shape, name)
         return self._sketches.get(key, lambda: self._sketch(modality, shape, way, merged))
 
     def _sketch(
@@ -210,6 +212,11 @@ class Family:
         return Sketch(sketched.text, sketched.kwargs)
 
     # -- prompts
+
+    @property
+    def edits_text_layout(self) -> bool:
+        """Whether the class changes prompts without media, under its lock."""
+        return self.proof.text_rule is not None and self.proof.text_rule.edits_layout
 
     def encode_text(self, text: str) -> list[int]:
         """Return the ids of a prompt without media; marked tokens are codes in it."""
@@ -311,6 +318,11 @@ class Family:
         }
         meta = any(ways.get(m) == "meta" and group for m, group in items.items())
         return Media.of(media), self._substitutes if meta else None
+
+
+def _name(options: Mapping[str, Any]) -> str:
+    """Return a text that is the same for the same options."""
+    return json.dumps(options, sort_keys=True, default=str)
 
 
 def text_only_ids(

@@ -198,13 +198,14 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         if item is None:
             return None
         modality, index = items.get_client_position(position)
+        containers = self.family.call.containers
         if isinstance(items, VisionChunkProcessorItems) and modality == "video":
             metadata = items.metadata[position]
             shape = None if metadata is None else video_shape(metadata)
             options = for_chunk(options)
-        elif isinstance(item, MediaRef) and is_container(item):
-            containers, header = self.family.call.containers, item.header
-            if containers is None or not isinstance(header, VideoHeader):
+        elif containers is not None and isinstance(item, MediaRef) and is_container(item):
+            header = item.header
+            if not isinstance(header, VideoHeader):
                 return None
             merged = self.family.options.merge(options)
             plan = containers.plan(header, merged)

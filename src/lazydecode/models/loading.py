@@ -172,6 +172,15 @@ class ModelFrontend:
         has_bos = isinstance(bos, str) and bool(bos) and rendered.text.startswith(bos)
         return self.prompt_tokenizer.encode(rendered.text, add_special_tokens=not has_bos)
 
+    @property
+    def writes_unlocked(self) -> bool:
+        """Whether prompts are written and tokenized without waiting for another thread."""
+        if not isinstance(self.template, ChatTemplate):
+            return False
+        if self.mm_processor is not None and self.mm_processor.family.edits_text_layout:
+            return False
+        return self.prompt_tokenizer.is_lock_free
+
     def plain_text(self, rendered: RenderedPrompt) -> str:
         """Return the prompt as a reader expects to see it."""
         return self.prompt_tokenizer.marker.unseal(rendered.text)

@@ -154,7 +154,7 @@ class ChatTemplate:
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
-            if not self._of_class.isdisjoint(count_parts(messages)):
+            if self._of_class and not self._of_class.isdisjoint(count_parts(messages)):
                 return self._run_class(
                     messages,
                     tools=tools,

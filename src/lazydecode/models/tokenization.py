@@ -110,6 +110,11 @@ class PromptTokenizer:
         self._suffix = with_special[at + len(without) :] if at is not None else []
         self._splits_special = at is not None
 
+    @property
+    def is_lock_free(self) -> bool:
+        """Whether no thread ever waits for another one here."""
+        return self._core is not None
+
     # -- ids of tokens
 
     def token_id(self, token: str) -> int | None:

@@ -19,13 +19,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache, Bindings
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
 from lazydecode.inputs import MultiModalInput
+from lazydecode.media.base import MediaIO
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
 from lazydecode.media.executor import MediaExecutor, yield_cpu
@@ -36,41 +36,25 @@ from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.renderers.both import both
 from lazydecode.renderers.caches import ClearedCaches, FrontendCaches, Purpose
-from lazydecode.renderers.chat import Conversation, check_item_counts, with_sounds
+from lazydecode.renderers.chat import (
+    MediaRequest,
+    check_item_counts,
+    with_sounds,
+)
 from lazydecode.renderers.chunks import ChunkResolver
 from lazydecode.renderers.embeds import EmbeddingLoader, check_embeds
 from lazydecode.renderers.guards import naming_videos, time_limit
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
 from lazydecode.renderers.late import LateMedia
-from lazydecode.renderers.media import MediaFetcher, merge_media_io_kwargs
+from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
 from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner
+from lazydecode.renderers.prompts import PromptWriter, RenderRequest
 from lazydecode.renderers.recordings import Recordings
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.renderers.warm_up import WarmUp
 
 _T = TypeVar("_T")
-_TOKENIZER_THREADS: Final = 2
-
-
-@dataclass(slots=True)
-class RenderRequest:
-    """What of a chat request matters for rendering."""
-
-    request_id: str
-    conversation: Conversation
-    prompt_token_ids: list[int] | None = None
-    """The prompt, with one placeholder per item; None: it is written from the conversation."""
-    tools: Sequence[Mapping[str, Any]] | None = None
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Modality -> decode options of this request."""
-    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    cache_salt: str | None = None
-    skip_mm_cache: bool = False
-    """Whether the processor caches are passed by: nothing is read from them, nothing stored."""
 
 
 class BaseRenderer:
@@ -101,7 +85,7 @@ class BaseRenderer:
         limits = self.limits = settings.request_limits
         self._connector = connector
         self._mm_executor = ThreadPoolExecutor(1, "lazydecode-mm")
-        self._tokenizers = ThreadPoolExecutor(_TOKENIZER_THREADS, "lazydecode-tokenize")
+        self.prompts = PromptWriter(frontend)
         cache_bytes = int(settings.mm_processor_cache_gb * GIB)
         self.caches = FrontendCaches()
         if cache_bytes:
@@ -210,7 +194,7 @@ class BaseRenderer:
             max_items=self._max_items(),
         )
         if (token_ids := request.prompt_token_ids) is not None:
-            await self.on_tokenizer(
+            await self.prompts.on_thread(
                 lambda: self.frontend.check_prompt_tokens(token_ids, conversation.counts())
             )
         processor_kwargs, wants_sounds = choose_sounds(
@@ -234,20 +218,20 @@ class BaseRenderer:
             or bool(conversation.embeds)
             or any(item.modality in self.frontend.random(processor_kwargs) for item in media)
         )
-        with naming_videos(media):
-            self.identities.find_held(
-                media,
-                self._options(request, processor_kwargs, media_io_kwargs),
-                self.caches.select(purpose, skip=skips_cache),
-            )
+        if any(item.uuid is not None for item in media):
+            with naming_videos(media):
+                self.identities.find_held(
+                    media,
+                    self._options(request, processor_kwargs, media_io_kwargs),
+                    self.caches.select(purpose, skip=skips_cache),
+                )
         limit_s = self.settings.max_render_time
         deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
         async with hold or EncodedHold(self.encoded_budget) as hold:
             with time_limit(deadline):
                 async with asyncio.timeout_at(deadline):
-                    prompt, items = await both(
-                        self._render_prompt(request, timeline),
-                        self._fetcher.fetch_all(media, decoders, hold=hold, timeline=timeline),
+                    prompt, items = await self._write_and_fetch(
+                        request, media, decoders, hold, timeline
                     )
 
             try:
@@ -317,36 +301,32 @@ class BaseRenderer:
             limits[modality] = limit if known is None else min(known, limit)
         return limits
 
-    async def _render_prompt(self, request: RenderRequest, timeline: Timeline) -> str | list[int]:
-        """The text with placeholders, or token ids if there are no media to be put into it."""
-        conversation = request.conversation
-        if request.prompt_token_ids is not None:
-            return request.prompt_token_ids
-
-        def render() -> str | list[int]:
-            rendered = self.frontend.render_chat(
-                conversation.messages,
-                tools=request.tools,
-                chat_template_kwargs=request.chat_template_kwargs,
-                add_generation_prompt=request.add_generation_prompt,
-                continue_final_message=request.continue_final_message,
-            )
-            if conversation.has_items:
-                return rendered.prompt
-            return self.frontend.tokenize_prompt(rendered)
-
-        with timeline.stage("template"):
-            return await self.on_tokenizer(render)
+    async def _write_and_fetch(
+        self,
+        request: RenderRequest,
+        media: Sequence[MediaRequest],
+        decoders: Mapping[str, MediaIO[Any]],
+        hold: EncodedHold,
+        timeline: Timeline,
+    ) -> tuple[str | list[int], list[EncodedItem]]:
+        """The prompt and the items: both at once, if either is worth a task of its own."""
+        if not media:
+            return await self.prompts.write(request, timeline), []
+        fetching = self._fetcher.fetch_all(media, decoders, hold=hold, timeline=timeline)
+        if request.prompt_token_ids is not None or self.prompts.is_quick(request):
+            try:
+                prompt = await self.prompts.write(request, timeline)
+            except BaseException:
+                fetching.close()
+                raise
+            return prompt, await fetching
+        return await both(self.prompts.write(request, timeline), fetching)
 
     @property
     def runner(self) -> MultiModalRunner:
         """What processes items; a text-only model has none, and is given none."""
         assert self._runner is not None
         return self._runner
-
-    async def on_tokenizer(self, function: Callable[[], _T]) -> _T:
-        """Run `function` on a tokenizer thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, function)
 
     async def on_worker(self, function: Callable[[], _T]) -> _T:
         """Run `function` on the ordered worker."""
@@ -373,7 +353,7 @@ class BaseRenderer:
         self.warm_up.join()
         self._flights.close()
         self._processing.shutdown()
-        self._tokenizers.shutdown()
+        self.prompts.shutdown()
         self._mm_executor.shutdown()
         self.executor.shutdown()
 

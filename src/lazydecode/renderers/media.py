@@ -6,7 +6,7 @@ What comes out is encoded and identified; nothing is decoded here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
@@ -142,6 +142,8 @@ class MediaFetcher:
         self._connector = connector
         self._info = info
         self._limits = limits
+        self._plain: dict[str, MediaIO[Any]] = {}
+        """Modality -> decoder without options: they keep nothing between items."""
 
     def resolve(
         self, modalities: Sequence[str], media_io_kwargs: MediaIOKwargs
@@ -151,10 +153,12 @@ class MediaFetcher:
         Raises:
             ValidationError: If an option is unknown or wrong.
         """
-        resolved = {}
+        if media_io_kwargs:
+            return {m: resolve_media_io(self._info, m, media_io_kwargs) for m in modalities}
         for modality in modalities:
-            resolved[modality] = resolve_media_io(self._info, modality, media_io_kwargs)
-        return resolved
+            if modality not in self._plain:
+                self._plain[modality] = resolve_media_io(self._info, modality, {})
+        return {modality: self._plain[modality] for modality in modalities}
 
     async def fetch_all(
         self,
@@ -346,6 +350,8 @@ class MediaFetcher:
         decoders: Mapping[str, MediaIO[Any]],
         timeline: Timeline,
     ) -> list[EncodedItem]:
+        if len(media) == 1:
+            return [await self._fetch_alone(media[0], decoders, timeline)]
         with_sound = {item.where for item in media if item.of_video is not None}
         tasks: dict[tuple[str, str], asyncio.Task[Fetched]] = {}
         waits: list[Coroutine[Any, Any, EncodedItem]] = []
@@ -361,8 +367,7 @@ class MediaFetcher:
                     task = tasks[key] = asyncio.create_task(
                         self._fetch(item, item.source, media_ios), name=f"fetch-{item.where}"
                     )
-            if isinstance(item.source, memoryview) or _known_bytes(item):
-                item.source = None
+            _drop_view(item)
             waits.append(_wait_for_item(item, task, timeline))
         # Also when cancelled: threads may still be reading a payload.
         results = await await_with_cancellation_drain(
@@ -375,6 +380,16 @@ class MediaFetcher:
             _release(items)
             raise failures[0]
         return items
+
+    async def _fetch_alone(
+        self, item: MediaRequest, decoders: Mapping[str, MediaIO[Any]], timeline: Timeline
+    ) -> EncodedItem:
+        """Fetch the one item of a request: there is nothing to wait for beside it."""
+        fetched: Coroutine[Any, Any, Fetched] | None = None
+        if item.source is not None and not item.is_held:
+            fetched = self._fetch(item, item.source, [decoders[item.modality]])
+        _drop_view(item)
+        return await _wait_for_item(item, fetched, timeline)
 
     async def _fetch(
         self, item: MediaRequest, source: str | memoryview, media_ios: Sequence[MediaIO[Any]]
@@ -401,7 +416,7 @@ class MediaFetcher:
 
 
 async def _wait_for_item(
-    item: MediaRequest, task: asyncio.Task[Fetched] | None, timeline: Timeline
+    item: MediaRequest, task: Awaitable[Fetched] | None, timeline: Timeline
 ) -> EncodedItem:
     record = timeline.item(item.modality, item.index)
     origin = None if item.source is None else item
@@ -422,6 +437,12 @@ async def _wait_for_item(
         record.add("fetch", trace.fetch_s)
         record.add("digest", trace.digest_s)
     return EncodedItem(item.modality, item.index, item.uuid, ref, origin, item.of_video)
+
+
+def _drop_view(item: MediaRequest) -> None:
+    """Let go of what came with the request, now that somebody else has it."""
+    if isinstance(item.source, memoryview) or _known_bytes(item):
+        item.source = None
 
 
 def _release(items: Iterable[EncodedItem]) -> None:

@@ -16,11 +16,14 @@ from starlette.types import Receive, Scope
 from lazydecode.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
 from lazydecode.renderers.chat import Conversation, parse_media_messages, parse_messages
 from lazydecode.renderers.hold import EncodedHold
+from lazydecode.server.payload_cut import cut_payloads
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
 _T = TypeVar("_T")
 _INLINE_BYTES: Final = 64 * 1024
 """Up to here parsing takes some 50 µs, less than a thread hop."""
+_INLINE_CUT_BYTES: Final = 512 * 1024
+"""Up to here the same holds if all but `_INLINE_BYTES` are payloads, which are not parsed."""
 FREE_BYTES: Final = 1024 * 1024
 """Bodies up to here are read without asking for memory."""
 _SLOW_BYTES_PER_S: Final = 32 * 1024
@@ -213,13 +216,35 @@ def parse_body(body: bytes | memoryview) -> tuple[ChatCompletionRequest, Convers
     Raises:
         InvalidRequestError: See `decode_request` and `parse_messages`.
     """
-    request = decode_request(body)
+    request = _decode_cut(memoryview(body)) or decode_request(body)
     if request.prompt_token_ids is None:
         conversation = parse_messages(request.messages)
     else:
         conversation = parse_media_messages(request.messages)
     request.messages = []
     return request, conversation
+
+
+def _decode_cut(body: memoryview) -> ChatCompletionRequest | None:
+    """Parse a body without its payloads; None if it has to be parsed as a whole."""
+    cut = cut_payloads(body)
+    if cut is None:
+        return None
+    try:
+        request = decode_request(cut.rest)
+    except InvalidRequestError:
+        return None  # The message is to be about the client's own body.
+    return request if cut.restore(request.messages) else None
+
+
+def _is_parsed_at_once(body: memoryview) -> bool:
+    """Whether parsing takes less time than a thread takes to be asked for it."""
+    if len(body) <= _INLINE_BYTES:
+        return True
+    if len(body) > _INLINE_CUT_BYTES:
+        return False
+    cut = cut_payloads(body)
+    return cut is not None and len(cut.rest) <= _INLINE_BYTES
 
 
 async def read_parsed(
@@ -240,7 +265,7 @@ async def read_parsed(
     body = await read_body(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, hold=hold)
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
-    if len(body) <= _INLINE_BYTES:
+    if _is_parsed_at_once(body):
         return parse(body)
     return await asyncio.get_running_loop().run_in_executor(executor, parse, body)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from lazydecode.errors import NotFoundError, ValidationError
-from lazydecode.renderers.base import RenderRequest
 from lazydecode.renderers.chat import Conversation
 from lazydecode.renderers.hold import EncodedHold
+from lazydecode.renderers.prompts import RenderRequest
 from lazydecode.server.body import parse_body, read_parsed
 from lazydecode.server.context import ServerContext
 from lazydecode.server.exchange import Exchange
@@ -52,7 +52,7 @@ async def read_body_as(
     Raises:
         InvalidRequestError: If the body or a field is wrong.
     """
-    limits = context.settings.request_limits
+    limits = context.renderer.limits
     with exchange.timeline.stage("parse"):
         return await read_parsed(
             exchange.scope,

@@ -38,7 +38,7 @@ async def _answer_tokens(
     context: ServerContext, exchange: Exchange, given: Tokenizing, hold: EncodedHold
 ) -> None:
     frontend, text = context.frontend, given.text
-    on_tokenizer = context.renderer.on_tokenizer
+    on_tokenizer = context.renderer.prompts.on_thread
     if text is not None:
         token_ids = await on_tokenizer(lambda: frontend.encode(text, given.add_special_tokens))
     else:
@@ -69,7 +69,7 @@ async def detokenize(context: ServerContext, exchange: Exchange) -> None:
             check_token_ids(given.tokens, frontend.vocabulary_size, parameter="tokens")
             return frontend.decode(given.tokens, skip_special_tokens=False)
 
-        text = await context.renderer.on_tokenizer(decode)
+        text = await context.renderer.prompts.on_thread(decode)
     await exchange.answer_json(200, {"prompt": text})
 
 

@@ -1,0 +1,87 @@
+"""Writing the prompt of a request: on the event loop if it is short, else on a thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from lazydecode.models.loading import ModelFrontend
+from lazydecode.renderers.chat import Conversation
+from lazydecode.renderers.timeline import Timeline
+
+_T = TypeVar("_T")
+_THREADS: Final = 2
+
+
+@dataclass(slots=True)
+class RenderRequest:
+    """What of a chat request matters for rendering."""
+
+    request_id: str
+    conversation: Conversation
+    prompt_token_ids: list[int] | None = None
+    """The prompt, with one placeholder per item; None: it is written from the conversation."""
+    tools: Sequence[Mapping[str, Any]] | None = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Modality -> decode options of this request."""
+    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None
+    skip_mm_cache: bool = False
+    """Whether the processor caches are passed by: nothing is read from them, nothing stored."""
+
+
+class PromptWriter:
+    """Runs a model's template and tokenizer.
+
+    Args:
+        frontend: The model's.
+    """
+
+    def __init__(self, frontend: ModelFrontend) -> None:
+        self._frontend = frontend
+        self._threads = ThreadPoolExecutor(_THREADS, "lazydecode-tokenize")
+
+    def is_quick(self, request: RenderRequest) -> bool:
+        """Whether the prompt needs no thread: the event loop writes it in a fraction of a ms."""
+        return (
+            not request.tools
+            and not request.chat_template_kwargs
+            and request.conversation.is_short
+            and self._frontend.writes_unlocked
+        )
+
+    async def write(self, request: RenderRequest, timeline: Timeline) -> str | list[int]:
+        """The text with placeholders, or token ids if there are no media to be put into it."""
+        if request.prompt_token_ids is not None:
+            return request.prompt_token_ids
+        with timeline.stage("template"):
+            if self.is_quick(request):
+                return self._write(request)
+            return await self.on_thread(lambda: self._write(request))
+
+    def _write(self, request: RenderRequest) -> str | list[int]:
+        conversation = request.conversation
+        rendered = self._frontend.render_chat(
+            conversation.messages,
+            tools=request.tools,
+            chat_template_kwargs=request.chat_template_kwargs,
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+        )
+        if conversation.has_items:
+            return rendered.prompt
+        return self._frontend.tokenize_prompt(rendered)
+
+    async def on_thread(self, function: Callable[[], _T]) -> _T:
+        """Run `function` on a tokenizer thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function)
+
+    def shutdown(self) -> None:
+        """Take no more prompts; return when the threads are gone."""
+        self._threads.shutdown()

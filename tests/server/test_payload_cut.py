@@ -1,0 +1,111 @@
+"""Bodies that are parsed without their payloads give what parsing the whole gives."""
+
+import base64
+import json
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from lazydecode.errors import InvalidRequestError
+from lazydecode.server import body as body_module
+from lazydecode.server import payload_cut
+from lazydecode.server.body import parse_body
+from lazydecode.server.payload_cut import cut_payloads
+from lazydecode.server.protocol import decode_request
+
+PAYLOAD = base64.b64encode(bytes(range(256)) * 400).decode()
+URL = f"data:image/jpeg;base64,{PAYLOAD}"
+
+
+def _body(*parts: dict[str, Any], **fields: Any) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": [*parts]}], **fields}).encode()
+
+
+def _image(url: Any = URL, **fields: Any) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, **fields}}
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_parses"),
+    [
+        ([_image(), _text("what?")], 1),
+        ([_image(), _image(uuid="a"), {"type": "video_url", "video_url": {"url": URL}}], 1),
+        ([_image("data:;base64,aGk="), _text("too short to be worth it")], 1),
+        ([_image(), _text(f"spells one: {URL}")], 2),
+        ([{"type": "image_url", "image_url": URL}], 2),
+        ([_text('a "quoted" ;base64, in text'), _image()], 1),
+    ],
+)
+def test_a_conversation_is_the_same_with_and_without_the_cut(
+    parts: list[dict[str, Any]], num_parses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parses = []
+
+    def counted(given: bytes | memoryview) -> Any:
+        parses.append(len(given))
+        return decode_request(given)
+
+    monkeypatch.setattr(body_module, "decode_request", counted)
+    body = _body(*parts, user="x", metadata={"y": "z"})
+    request, conversation = parse_body(memoryview(body))
+    assert len(parses) == num_parses
+    monkeypatch.setattr(body_module, "cut_payloads", lambda _: None)
+    whole_request, whole = parse_body(memoryview(body))
+    assert msgspec.structs.asdict(request) == msgspec.structs.asdict(whole_request)
+    assert conversation == whole
+    array = np.frombuffer(body, np.uint8)
+    for item in conversation.media:
+        if isinstance(item.source, memoryview):
+            assert np.shares_memory(np.frombuffer(item.source, np.uint8), array)
+
+
+def test_a_payload_with_escapes_is_left_to_the_parser() -> None:
+    escaped = URL.replace("/", "\\/")
+    body = _body(_image("HERE")).replace(b"HERE", escaped.encode())
+    assert cut_payloads(memoryview(body)) is None
+    _, conversation = parse_body(memoryview(body))
+    assert conversation.media[0].source == URL
+
+
+def test_escapes_before_a_payload_are_read() -> None:
+    body = _body(_image("HERE")).replace(b"HERE", URL.replace("e/j", "e\\/j", 1).encode())
+    assert cut_payloads(memoryview(body)) is not None
+    _, conversation = parse_body(memoryview(body))
+    assert conversation.media[0].source == URL
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        _body(_image(), _text("x"))[:-3],
+        _body(_image(), temperature="hot"),
+        _body(_image(), nonsense=1),
+        b'{"messages": ";base64,' + b"A" * 9000,
+    ],
+)
+def test_a_wrong_body_is_refused_in_the_same_words(
+    body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InvalidRequestError) as cut:
+        parse_body(memoryview(body))
+    monkeypatch.setattr(body_module, "cut_payloads", lambda _: None)
+    with pytest.raises(InvalidRequestError) as whole:
+        parse_body(memoryview(body))
+    assert str(cut.value) == str(whole.value)
+
+
+@pytest.mark.parametrize("shift", range(12))
+def test_a_marker_across_two_windows_is_found(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payload_cut, "_WINDOW", 64)
+    body = b'{"' + b"k" * shift + b'": "data:image/jpeg;base64,' + b"A" * 5000 + b'", "z": 1}'
+    cut = cut_payloads(memoryview(body))
+    assert cut is not None
+    ((word, (start, stop)),) = cut.payloads.items()
+    assert body[start:stop] == b"A" * 5000
+    assert cut.rest == body.replace(b"A" * 5000, word)
