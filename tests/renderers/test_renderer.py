@@ -329,3 +329,22 @@ async def test_a_short_prompt_is_written_without_a_thread(open_renderer: OpenRen
             prompt = await rendered.render(with_payload=False)
         assert renderer.frontend.decode(prompt["prompt_token_ids"]).count("hello") == 200
         assert len(renderer.prompts._threads._threads) == 1
+
+
+async def test_a_request_whose_items_are_all_known_is_one_job_of_the_ordered_worker(
+    open_renderer: OpenRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_renderer() as renderer:
+        picture = unique()
+        jobs: list[Any] = []
+        submit = renderer._mm_executor.submit
+        monkeypatch.setattr(
+            renderer._mm_executor, "submit", lambda job, *args: (jobs.append(job), submit(job))[1]
+        )
+        timeline = await render(renderer, picture, text())
+        assert timeline.items[0].hit is False
+        assert len(jobs) == 2
+        timeline = await render(renderer, picture, text())
+        assert timeline.items[0].hit is True
+        assert {"phase1", "phase2"} <= timeline.seconds.keys()
+        assert len(jobs) == 3

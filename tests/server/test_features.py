@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from lazydecode.inputs import (
     MultiModalKwargsItem,
     PlaceholderRange,
 )
-from lazydecode.server.features import AnswerBody, Base64Text, build_answer
+from lazydecode.server.features import PIECE_BYTES, AnswerBody, Base64Text, build_answer
 
 
 @given(st.lists(st.binary(max_size=20), max_size=12))
@@ -34,8 +35,27 @@ def test_large_chunks_come_in_pieces() -> None:
     data = np.random.default_rng(0).bytes(5_000_001)
     text = Base64Text([b"ab", memoryview(data), b"c"])
     pieces = list(text.pieces())
-    assert max(map(len, pieces)) <= 1 << 20
+    assert max(map(len, pieces)) <= PIECE_BYTES
     assert b"".join(pieces) == base64.b64encode(b"ab" + data + b"c")
+
+
+def test_what_was_encoded_is_sent_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bytes] = []
+    original = Base64Text.pieces
+
+    def kept(text: Base64Text) -> Iterator[bytes]:
+        for piece in original(text):
+            made.append(piece)
+            yield piece
+
+    monkeypatch.setattr(Base64Text, "pieces", kept)
+    data = np.random.default_rng(0).bytes(1_000_000)
+    body = AnswerBody([b'{"a":"', Base64Text([memoryview(data)]), b'","b":1}'])
+    pieces = list(body.pieces())
+    assert b"".join(pieces) == b'{"a":"' + base64.b64encode(data) + b'","b":1}'
+    large = {id(piece) for piece in made if len(piece) == PIECE_BYTES}
+    assert len(large) == 5
+    assert large <= {id(piece) for piece in pieces}
 
 
 @pytest.mark.parametrize("num_rows", [3, 40_000])

@@ -64,6 +64,11 @@ class MultiModalApplyState:
         self._has_failed = False
         self._is_closed = False
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether work of this or another request is to be waited for before phase 2."""
+        return bool(self.decodes or self.flights)
+
     # -- waiting
 
     def wait_decodes(self) -> None:

@@ -65,9 +65,13 @@ class TimingContext:
         try:
             yield
         finally:
-            elapsed = time.perf_counter() - start
+            self.add(stage, time.perf_counter() - start)
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Add to `stage_secs[stage]`, if stages are measured."""
+        if self.enabled:
             with self._lock:
-                self.stage_secs[stage] = self.stage_secs.get(stage, 0.0) + elapsed
+                self.stage_secs[stage] = self.stage_secs.get(stage, 0.0) + seconds
 
     @property
     def total_secs(self) -> float:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     nullcontext,
-    suppress,
 )
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +17,6 @@ from typing import Any, Final, TypeAlias, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.errors import (
-    LazyDecodeError,
     MissingMediaError,
 )
 from lazydecode.inputs import MultiModalInput
@@ -33,6 +31,7 @@ from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.timing import TimingContext
+from lazydecode.renderers.cancellation import Cancellation
 from lazydecode.renderers.chunks import ChunkResolver
 from lazydecode.renderers.decode_counting import (
     DecodeCounter,
@@ -183,7 +182,7 @@ class MultiModalRunner:
                 )
                 async with asyncio.timeout_at(deadline):
                     await stack.enter_async_context(self._budget.reserve(estimate))
-            cancellation = _Cancellation()
+            cancellation = Cancellation()
             check = _nothing if job.is_paid else partial(self._counter.check, inputs, missing)
             task = asyncio.ensure_future(
                 self._run_held(
@@ -267,7 +266,7 @@ class MultiModalRunner:
             await asyncio.wait(self._given_up)
 
     async def _wait_until(
-        self, task: asyncio.Task[None], deadline: float | None, cancellation: _Cancellation
+        self, task: asyncio.Task[None], deadline: float | None, cancellation: Cancellation
     ) -> None:
         """Wait for `task`; past the deadline it is left to drain by itself.
 
@@ -298,7 +297,7 @@ class MultiModalRunner:
         named: Sequence[NamedItem],
         deliver: Deliver,
         timing: TimingContext,
-        cancellation: _Cancellation,
+        cancellation: Cancellation,
         check: Callable[[], None],
     ) -> None:
         """Run the phases, then give back what the request holds; never cancelled itself."""
@@ -389,7 +388,7 @@ class MultiModalRunner:
         named: Sequence[NamedItem],
         deliver: Deliver,
         timing: TimingContext,
-        cancellation: _Cancellation,
+        cancellation: Cancellation,
         check: Callable[[], None],
     ) -> None:
         """Run the phases; `check` runs on the worker before the first, in one step with it."""
@@ -399,9 +398,21 @@ class MultiModalRunner:
             check()
             return processor.apply(inputs)
 
-        def apply_phase1() -> MultiModalApplyState:
+        def begin() -> MultiModalApplyState | None:
             check()
-            return processor.apply_phase1(inputs, timing)
+            state = processor.apply_phase1(inputs, timing)
+            timing.add("phase1", time.perf_counter() - queued)
+            if not processor.per_item or state.is_waiting:
+                return state
+            # All is known: there is nothing to wait for, nor to stand in the queue again for.
+            with state, timing.record("phase2"):
+                finish(state)
+            return None
+
+        def finish(state: MultiModalApplyState) -> None:
+            self._finish(
+                inputs, named, deliver, cancellation, lambda: processor.apply_phase2(state)
+            )
 
         if not processor.supports_two_phase_apply:
             await self._on(
@@ -409,8 +420,10 @@ class MultiModalRunner:
                 lambda: self._finish(inputs, named, deliver, cancellation, apply),
             )
             return
-        with timing.record("phase1"):
-            state = await self._on(self._worker, apply_phase1)
+        queued = time.perf_counter()
+        state = await self._on(self._worker, begin)
+        if state is None:
+            return
         with state:
             await cancellation.wait_for_items(state)
             if cancellation.is_set:
@@ -418,23 +431,14 @@ class MultiModalRunner:
             if not processor.per_item:
                 await self._on(self._processing, lambda: processor.apply_process(state))
             with timing.record("phase2"):
-                await self._on(
-                    self._worker,
-                    lambda: self._finish(
-                        inputs,
-                        named,
-                        deliver,
-                        cancellation,
-                        lambda: processor.apply_phase2(state),
-                    ),
-                )
+                await self._on(self._worker, lambda: finish(state))
 
     def _finish(
         self,
         inputs: ProcessorInputs,
         named: Sequence[NamedItem],
         deliver: Deliver,
-        cancellation: _Cancellation,
+        cancellation: Cancellation,
         process: Callable[[], MultiModalInput],
     ) -> None:
         """Runs on the worker. The cache learns of the items only if they were delivered."""
@@ -462,47 +466,3 @@ def _name_origins(prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
     chunks = inputs.mm_data_items.get(VISION_CHUNK)
     if isinstance(chunks, VisionChunkProcessorItems):
         prompt["mm_origins"] = {VISION_CHUNK: list(chunks.origins)}
-
-
-class _Cancellation:
-    """Whether the client went away, for the threads and the task that still work for it."""
-
-    def __init__(self) -> None:
-        self._event = threading.Event()
-        self._waiting: asyncio.Task[None] | None = None
-        self._state: MultiModalApplyState | None = None
-
-    @property
-    def is_set(self) -> bool:
-        return self._event.is_set()
-
-    def set(self) -> None:
-        """Called on the event loop when the request is cancelled."""
-        self._event.set()
-        if self._waiting is not None and self._state is not None:
-            # Now, and not when the task gets its turn: what is not begun by then never is.
-            self._state.leave_flights()
-            self._waiting.cancel()
-
-    async def wait_for_items(self, state: MultiModalApplyState) -> None:
-        """Wait for decodes and results; once cancelled, only for the decodes that run.
-
-        Raises:
-            LazyDecodeError: If an item failed, and the request was not cancelled.
-        """
-        if self.is_set:
-            # In phase 1. A task that is cancelled before it begins would not wait at all.
-            state.leave_flights()
-            with suppress(LazyDecodeError):
-                await state.wait_decodes_async()
-            return
-        self._state = state
-        self._waiting = waiting = asyncio.ensure_future(state.wait_items_async())
-        try:
-            await asyncio.wait((waiting,))
-            if not self._event.is_set():
-                waiting.result()
-            elif not waiting.cancelled():
-                waiting.exception()  # retrieved: nobody is left who would hear of it
-        finally:
-            self._waiting = self._state = None

@@ -14,9 +14,9 @@ from lazydecode.engine.wire import encode_metadata, item_chunks
 from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
 from lazydecode.renderers.timeline import Timeline
 
-_MIN_PIECE_BYTES: Final = 256 * 1024
-_STEP_BYTES: Final = 768 * 1024
-"""Encoded at once, to 1 MiB; a multiple of three."""
+PIECE_BYTES: Final = 256 * 1024
+"""Size of the pieces of a large answer: what is encoded at once is sent at once, uncopied."""
+_STEP_BYTES: Final = PIECE_BYTES // 4 * 3
 
 
 class AnswerBody:
@@ -33,16 +33,21 @@ class AnswerBody:
         )
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the JSON in pieces of 256 KiB to 1 MiB; linear in the tensors."""
-        pending = bytearray()
+        """Yield the JSON in pieces of mostly `PIECE_BYTES`; linear in the tensors.
+
+        Small parts are collected. Large ones are yielded as they were made, without a copy.
+        """
+        pending: list[bytes] = []
+        num_pending = 0
         for part in self._parts:
             for piece in (part,) if isinstance(part, bytes) else part.pieces():
-                pending += piece
-                if len(pending) >= _MIN_PIECE_BYTES:
-                    yield bytes(pending)
-                    pending.clear()
+                if num_pending and num_pending + len(piece) > PIECE_BYTES:
+                    yield b"".join(pending)
+                    pending, num_pending = [], 0
+                pending.append(piece)
+                num_pending += len(piece)
         if pending:
-            yield bytes(pending)
+            yield b"".join(pending)
 
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces())
@@ -56,7 +61,7 @@ class Base64Text:
         self.num_chars = -(-sum(len(chunk) for chunk in chunks) // 3) * 4
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the text in pieces of at most 1 MiB."""
+        """Yield the text in pieces of at most `PIECE_BYTES`."""
         carry = b""
         for chunk in self._chunks:
             view = memoryview(chunk)
