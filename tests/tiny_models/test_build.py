@@ -116,6 +116,16 @@ def test_every_family_loads_back_with_its_own_classes(
     assert AutoConfig.from_pretrained(folder).model_type == family.model_type
 
 
+def test_a_folder_has_no_weights_where_the_models_package_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lazydecode.tiny_models.records.find_spec", lambda name: None)
+    assert get_family("perception_lm").no_weights == "the model needs the package timm"
+    made = build("perception_lm", tmp_path / "model")
+    assert (made / "config.json").exists()
+    assert not list(made.glob("*.safetensors"))
+
+
 def test_modalities_follow_the_parts() -> None:
     assert FAMILIES["qwen2_vl"].modalities == ("image", "video")
     assert FAMILIES["qwen2_audio"].modalities == ("audio",)

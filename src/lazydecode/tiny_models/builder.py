@@ -96,10 +96,9 @@ def _write_folder(family: Family, out: Path, *, weights: bool, seed: int) -> Non
         processor = make_processor(family, tokenizer, template)
         processor.save_pretrained(out)
     config = tiny_config(family, tokenizer, processor)
-    if not family.no_weights:
-        from lazydecode.tiny_models.weights import model_class
+    from lazydecode.tiny_models.weights import model_class
 
-        config["architectures"] = [model_class(family).__name__]
+    config["architectures"] = [model_class(family).__name__]
     text = json.dumps(config, indent=2, sort_keys=True) + "\n"
     (out / "config.json").write_text(text, encoding="utf-8")
     if weights:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal, TypeAlias
 
 from lazydecode.tiny_models.turns import CHATML, Slot, Turns
@@ -62,8 +63,8 @@ class Family:
     """Model class, where transformers' auto classes do not name the right one."""
     voices_file: str = ""
     """Name of a file of speaker voices that loading the weights wants; ours has none in it."""
-    no_weights: str = ""
-    """Why the folder has no weights; empty: it has."""
+    weights_need: tuple[str, ...] = ()
+    """Packages that the model itself imports; without them the folder has no weights."""
     needs: tuple[str, ...] = ()
     """Packages that the processor imports beyond the extra `processing`."""
     mistral_tokenizer: bool = False
@@ -87,3 +88,9 @@ class Family:
             ("audio", self.audio),
         )
         return tuple(modality for modality, part in parts if part is not None)
+
+    @property
+    def no_weights(self) -> str:
+        """Why the folder gets no weights here; empty: it gets them."""
+        missing = [name for name in self.weights_need if find_spec(name) is None]
+        return f"the model needs the package {', '.join(missing)}" if missing else ""

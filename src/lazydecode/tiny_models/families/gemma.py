@@ -1,6 +1,7 @@
 """Gemma and PaliGemma."""
 
 from lazydecode.tiny_models.records import Family, Part
+from lazydecode.tiny_models.tokenizer import NUM_TEXT_TOKENS
 from lazydecode.tiny_models.turns import BARE, GEMMA, GEMMA4, Slot
 
 FAMILIES = (
@@ -49,7 +50,26 @@ FAMILIES = (
         bos="<bos>",
         eos="<eos>",
         pad="<pad>",
-        no_weights="its vision tower has 300 million parameters and is built with timm",
+        config={
+            "text_config": {
+                "intermediate_size": [128, 128],
+                "laurel_rank": 8,
+                "num_kv_shared_layers": 0,
+            },
+            # The width of what the tower puts out is fixed; the layers before it become narrow.
+            "vision_config": {
+                "hidden_size": 2048,
+                "model_args": {"channel_multiplier": 0.02},
+                "vocab_offset": NUM_TEXT_TOKENS,
+            },
+            "audio_config": {
+                "vocab_offset": NUM_TEXT_TOKENS + 1,  # the last id of all must be beyond it
+                "conf_num_hidden_layers": 2,
+                "conf_num_attention_heads": 4,
+                "sscp_conv_channel_size": [16, 8],
+            },
+        },
+        weights_need=("timm",),
     ),
     Family(
         name="gemma4",

@@ -155,6 +155,24 @@ FAMILIES = (
         slots={"image": Slot("<|image|>"), "video": Slot("<|video|>")},
         bos="<|begin_of_text|>",
         eos="<|end_of_text|>",
-        no_weights="its vision tower is built with timm",
+        config={
+            "projector_pooling_ratio": 2,
+            "text_config": {"max_position_embeddings": 11520},
+            "vision_config": {
+                "architecture": "vit_pe_lang_large_patch14_448",
+                "do_pooling": False,
+                "model_args": {
+                    "embed_dim": 64,
+                    "depth": 2,
+                    "num_heads": 4,
+                    "global_pool": "",
+                    "img_size": [448, 448],
+                    "init_values": 0.1,
+                    "ref_feat_shape": [32, 32],
+                    "use_post_transformer_norm": False,
+                },
+            },
+        },
+        weights_need=("timm",),
     ),
 )
