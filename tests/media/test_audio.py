@@ -189,6 +189,15 @@ def test_a_video_without_sound_says_that_it_has_no_audio_track() -> None:
         ref.decode()
 
 
+def test_two_channels_become_their_mean_bit_by_bit() -> None:
+    noise = np.random.default_rng(5).standard_normal((5000, 2)).astype(np.float32)
+    noise[:3] = [[-0.0, -0.0], [-0.0, 0.0], [1e-45, -1e-45]]
+    data = io.BytesIO()
+    soundfile.write(data, noise, 16000, format="WAV", subtype="FLOAT")
+    samples, _ = AudioMediaIO().load_bytes(data.getvalue())
+    assert samples.tobytes() == noise.mean(axis=1, dtype=np.float32).tobytes()
+
+
 @pytest.mark.parametrize("channels", [1, 2, 6])
 def test_any_number_of_channels_becomes_one(channels: int) -> None:
     freqs = [300.0 * (n + 1) for n in range(channels)]

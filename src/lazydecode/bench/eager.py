@@ -12,6 +12,7 @@ from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.cache.base import CachedItem, ProcessedItem
 from lazydecode.hasher import MultiModalHasher
 from lazydecode.media.base import MediaIO
+from lazydecode.parse import MultiModalDataParser
 
 
 def decode_and_hash(media_io: MediaIO[Any], modality: str, data: bytes) -> tuple[Any, str]:
@@ -27,8 +28,12 @@ def request(
     data: bytes,
     cache: MultiModalProcessorOnlyCache,
     processed: ProcessedItem,
+    parser: MultiModalDataParser,
 ) -> CachedItem:
     """Do for one item what a request does; `processed` stands for the processor's result."""
-    _, digest = decode_and_hash(media_io, modality, data)
-    is_cached = cache.is_cached_item(digest)
-    return cache.get_and_update_item(None if is_cached else processed, digest)
+    media, digest = decode_and_hash(media_io, modality, data)
+    if cache.is_cached_item(digest):
+        return cache.get_and_update_item(None, digest)
+    # As the processor wants it: sound is resampled only if it is missing.
+    parser.parse_mm_data({modality: [media]})[modality].get(0)
+    return cache.get_and_update_item(processed, digest)

@@ -113,8 +113,8 @@ def _item_row(item: BenchItem, options: FrontendOptions, model: Any) -> dict[str
         contestants: dict[str, Callable[[], object]] = {
             "digest": digest_floor(item.data),
             "decoder": decoder_floor(item),
-            "eager_hit": partial(_eager, item, known_eager),
-            "eager_miss": lambda: _eager(item, lazy.new_cache()),
+            "eager_hit": partial(_eager, item, known_eager, parser),
+            "eager_miss": lambda: _eager(item, lazy.new_cache(), parser),
             "ref_hit": lambda: lazy.request(
                 item.media_io, item.modality, item.data, known_lazy, parser, executor
             ),
@@ -143,8 +143,8 @@ def _item_row(item: BenchItem, options: FrontendOptions, model: Any) -> dict[str
     return row
 
 
-def _eager(item: BenchItem, cache: Any) -> object:
-    return eager.request(item.media_io, item.modality, item.data, cache, lazy.NOTHING)
+def _eager(item: BenchItem, cache: Any, parser: MultiModalDataParser) -> object:
+    return eager.request(item.media_io, item.modality, item.data, cache, lazy.NOTHING, parser)
 
 
 def _item_ratios(timings: dict[str, Timing]) -> dict[str, float]:
