@@ -207,3 +207,30 @@ def test_arguments_of_a_call_are_nested_only_so_deep() -> None:
     assert as_text["function"]["arguments"] == json.dumps(deep)
     with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.tool_calls\[0\].* is nested"):
         parse(call_with(deep))
+
+
+@pytest.mark.parametrize(
+    ("messages", "is_short"),
+    [
+        ([{"role": "user", "content": "hello"}], True),
+        ([{"role": "user", "content": "x" * 600}], False),
+        ([{"role": "user", "content": [{"type": "text", "text": "x" * 300}] * 2}], False),
+        ([{"role": "user", "content": "hello", "name": "x" * 5000}], False),
+        ([{"role": "assistant", "content": "a", "reasoning_content": "x" * 5000}], False),
+        ([{"role": "user", "content": "hello"}] * 9, False),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"type": "function", "function": {"name": "f"}}],
+                }
+            ],
+            False,
+        ),
+    ],
+)
+def test_only_what_is_short_in_all_its_texts_is_short(
+    messages: list[dict[str, Any]], is_short: bool
+) -> None:
+    assert parse(*messages).is_short is is_short

@@ -153,9 +153,13 @@ class PromptTokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text that may hold codes of marked tokens."""
-        return self.encode_collapsed(
-            self.collapse(text), add_special_tokens=add_special_tokens
-        ).token_ids
+        collapsed = self.collapse(text)
+        is_plain = self.is_lock_free and not collapsed.runs and not has_marks(text)
+        if is_plain and (self._splits_special or not add_special_tokens):
+            # Nobody asks where the characters went, which takes up to a fifth of the time.
+            ids = self._encode_plain(text, False)
+            return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+        return self.encode_collapsed(collapsed, add_special_tokens=add_special_tokens).token_ids
 
     def encode_collapsed(
         self,

@@ -105,10 +105,9 @@ class Conversation:
             return False
         num_chars = 0
         for message in self.messages:
-            if "tool_calls" in message:
+            if len(message) > 2:  # names, reasoning and calls have texts of their own
                 return False
             content = message["content"]
-            num_chars += len(message.get("reasoning_content", ""))
             if isinstance(content, str):
                 num_chars += len(content)
             else:

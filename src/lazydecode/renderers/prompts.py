@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.template import RenderedPrompt
 from lazydecode.renderers.chat import Conversation
 from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")
 _THREADS: Final = 2
+_QUICK_CHARS: Final = 1024
+"""Longest text that is tokenized on the event loop: some 0.3 ms. Templates may write more than a
+conversation has."""
 
 
 @dataclass(slots=True)
@@ -61,20 +65,24 @@ class PromptWriter:
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
         with timeline.stage("template"):
-            if self.is_quick(request):
-                return self._write(request)
-            return await self.on_thread(lambda: self._write(request))
+            if not self.is_quick(request):
+                return await self.on_thread(lambda: self._finish(request, self._write(request)))
+            rendered = self._write(request)
+            if request.conversation.has_items or len(rendered.text) <= _QUICK_CHARS:
+                return self._finish(request, rendered)
+            return await self.on_thread(lambda: self._finish(request, rendered))
 
-    def _write(self, request: RenderRequest) -> str | list[int]:
-        conversation = request.conversation
-        rendered = self._frontend.render_chat(
-            conversation.messages,
+    def _write(self, request: RenderRequest) -> RenderedPrompt:
+        return self._frontend.render_chat(
+            request.conversation.messages,
             tools=request.tools,
             chat_template_kwargs=request.chat_template_kwargs,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
         )
-        if conversation.has_items:
+
+    def _finish(self, request: RenderRequest, rendered: RenderedPrompt) -> str | list[int]:
+        if request.conversation.has_items:
             return rendered.prompt
         return self._frontend.tokenize_prompt(rendered)
 
