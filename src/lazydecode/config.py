@@ -8,6 +8,7 @@ below build. This is the only module that reads the environment.
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -200,8 +201,21 @@ class Settings(BaseSettings):
         10,
         ge=0,
         le=19,
-        description="How far the threads that decode and process step back behind the event loop, "
-        "in steps of nice(2); Linux alone has it per thread.",
+        description="How far the threads and processes that decode and process step back behind "
+        "the event loop, in steps of nice(2); Linux alone has it per thread.",
+    )
+    media_processes: int | None = Field(
+        0,
+        ge=0,
+        le=256,
+        description="Processes that decode and process items, divided among the front ends; 0: "
+        "threads do it. None given: one per core where a front end has at least two. Needs Linux.",
+    )
+    media_decode_timeout: float = Field(
+        60.0,
+        gt=0,
+        description="How long one item's decode, or its processing, may take, seconds; then 504. "
+        "A process that works on it is replaced; a thread cannot be interrupted.",
     )
     raw_pixels: bool = Field(
         True,
@@ -262,6 +276,7 @@ class Settings(BaseSettings):
     def of_worker(self) -> Settings:
         """One worker's share: what is said for all is divided, but one request always fits."""
         count = self.workers
+        processes = self.media_processes
         encoded = max(self.max_encoded_mb / count, self.max_encoded_mb_per_request)
         decoded = max(self.max_decoded_mb / count, self.max_decoded_mb_per_request)
         return self.model_copy(
@@ -269,8 +284,20 @@ class Settings(BaseSettings):
                 "mm_processor_cache_gb": self.mm_processor_cache_gb / count,
                 "max_encoded_mb": min(encoded, self.max_encoded_mb),
                 "max_decoded_mb": min(decoded, self.max_decoded_mb),
+                "media_processes": processes and max(1, processes // count),
             }
         )
+
+    @property
+    def num_media_processes(self) -> int:
+        """Worker processes of one front end."""
+        if self.media_processes is not None:
+            return self.media_processes
+        if self.fused_preprocessing:  # its kernels use all cores by themselves
+            return 0
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        share = cores // self.workers
+        return share if share > 1 else 0
 
     @property
     def fetch_policy(self) -> FetchPolicy:

@@ -19,6 +19,7 @@
     ├── FetchError                       502  retryable: the origin could not be reached or failed
     │   └── FetchTimeoutError            504  retryable
     ├── TimeLimitError                   504  retryable: the server's own time limit was reached
+    ├── WorkerDiedError                  503  retryable: the item's process died, also the next
     ├── OverloadedError                  503  retryable, with Retry-After: queue or budget full
     └── EngineError                      500
         ├── EngineDeadError              503  retryable: the engine process went away
@@ -197,10 +198,18 @@ class FetchTimeoutError(FetchError):
 
 
 class TimeLimitError(LazyDecodeError):
-    """The request took longer than the server allows."""
+    """The request, or one of its items, took longer than the server allows."""
 
     status = 504
     error_type = "GatewayTimeoutError"
+    retryable = True
+
+
+class WorkerDiedError(LazyDecodeError):
+    """The process that worked on the item died, and so did the next one that tried."""
+
+    status = 503
+    error_type = "ServiceUnavailableError"
     retryable = True
 
 

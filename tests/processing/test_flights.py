@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 
+from lazydecode.errors import CorruptMediaError, TimeLimitError
 from lazydecode.inputs import BatchedField, MultiModalFieldElem, MultiModalKwargsItem
-from lazydecode.media.base import MediaRef
-from lazydecode.processing.flights import ItemFlights, ItemOutput, WarmOutputs
+from lazydecode.media.base import DecodeSpec, MediaRef
+from lazydecode.processing.flights import ItemFlights
+from lazydecode.processing.outputs import ItemOutput, WarmOutputs
+from lazydecode.processing.remote import ItemJob, RefusedError
 
 
 def output(value: float = 0.0, num_floats: int = 4) -> ItemOutput:
@@ -272,3 +275,162 @@ def test_waiters_that_come_and_go(pools: tuple[ThreadPoolExecutor, ThreadPoolExe
     flights.close()
     assert not errors
     assert len(flights) == 0
+
+
+# -- time limits, and work that is nobody else's
+
+
+@pytest.mark.parametrize("gate", ["decode_gate", "process_gate"])
+def test_a_thread_that_takes_too_long_is_not_waited_for(
+    work: Work, pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor], gate: str
+) -> None:
+    flights = ItemFlights(pools[1], media_executor=pools[0], time_limit_s=0.05)
+    getattr(work, gate).clear()
+    flight = flights.join("a", work.ref(), work.process)
+    (work.decoding if gate == "decode_gate" else work.processing).wait(30)
+    while not flight.result_future.done():
+        flight.expire()
+    error = flight.result_future.exception()
+    assert isinstance(error, TimeLimitError)
+    assert "longer than the 0.05 s" in error.message
+    assert flight.decode_future.done()
+    assert len(flights) == 0
+    # The next one begins anew, and what the late thread makes of its own is dropped.
+    again = flights.join("a", None, lambda ref: output(2.0))
+    getattr(work, gate).set()
+    assert again.result_future.result(30).kwargs["x"].data[0] == 2.0
+    flights.close()
+    for pool in pools:
+        pool.shutdown()
+    assert flight.result_future.exception() is error
+
+
+def test_what_waits_in_a_queue_does_not_expire(
+    work: Work, pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor]
+) -> None:
+    flights = ItemFlights(pools[1], media_executor=pools[0], time_limit_s=0.0)
+    hold = threading.Event()
+    held = [pool.submit(hold.wait, 30) for pool in (pools[0], pools[0], pools[1])]
+    flight = flights.join("a", work.ref(), work.process)
+    flight.expire()
+    assert not flight.result_future.done()
+    hold.set()
+    assert flight.result_future.result(30) is not None
+    assert all(job.result() for job in held)
+    flights.close()
+
+
+def test_work_without_a_hash_is_shared_with_nobody_and_not_kept(
+    flights: ItemFlights, work: Work
+) -> None:
+    first = flights.join(None, work.ref(), work.process)
+    second = flights.join(None, work.ref(), work.process)
+    assert not first.is_shared and not second.is_shared
+    assert first.result_future.result(30) is not second.result_future.result(30)
+    assert (work.num_decodes, work.num_processed) == (2, 2)
+    assert len(flights.outputs) == 0
+
+
+# -- worker processes
+
+
+JOB = ItemJob("image", DecodeSpec(), DecodeSpec(), {})
+
+
+class Workers:
+    """Takes jobs on one thread; `answer` does them."""
+
+    def __init__(self, answer: Callable[[bytes, Callable[[float], None]], ItemOutput]) -> None:
+        self.is_ready = True
+        self._answer = answer
+        self.pool = ThreadPoolExecutor(1)
+
+    def submit(self, task: Callable[[Any], None]) -> None:
+        self.pool.submit(task, self)
+
+    def run(
+        self, job: ItemJob, data: bytes, on_decoded: Callable[[float], None]
+    ) -> tuple[ItemOutput, float]:
+        assert job is JOB
+        return self._answer(data, on_decoded), 0.5
+
+
+@pytest.fixture
+def elsewhere(
+    pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
+) -> Iterator[Callable[..., tuple[ItemFlights, Workers]]]:
+    made: list[tuple[ItemFlights, Workers]] = []
+
+    def make(answer: Any) -> tuple[ItemFlights, Workers]:
+        workers = Workers(answer)
+        made.append((ItemFlights(pools[1], media_executor=pools[0], workers=workers), workers))
+        return made[-1]
+
+    yield make
+    for table, workers in made:
+        table.close()
+        workers.pool.shutdown()
+        assert len(table) == 0
+
+
+def test_a_worker_decodes_and_processes_in_one_go(elsewhere: Any, work: Work) -> None:
+    is_decoded, may_process = threading.Event(), threading.Event()
+
+    def answer(data: bytes, on_decoded: Callable[[float], None]) -> ItemOutput:
+        assert data == b"payload"
+        on_decoded(0.25)
+        is_decoded.set()
+        assert may_process.wait(30)
+        return output(3.0)
+
+    flights, _ = elsewhere(answer)
+    flight = flights.join("a", work.ref(), work.process, JOB)
+    second = flights.join("a", work.ref(), work.process, JOB)
+    assert is_decoded.wait(30)
+    flight.decode_future.result(30)
+    assert not flight.result_future.done()
+    may_process.set()
+    assert flight.result_future.result(30) is second.result_future.result(30)
+    assert (flight.decode_s, flight.process_s) == (0.25, 0.5)
+    assert (work.num_decodes, work.num_processed) == (0, 0)
+    assert "a" in flights.outputs
+
+
+def test_what_a_worker_refuses_is_done_here(elsewhere: Any, work: Work) -> None:
+    def answer(data: bytes, on_decoded: Callable[[float], None]) -> ItemOutput:
+        raise RefusedError("no")
+
+    flights, workers = elsewhere(answer)
+    assert flights.join("a", work.ref(), work.process, JOB).result_future.result(30) is not None
+    assert (work.num_decodes, work.num_processed) == (1, 1)
+    workers.is_ready = False
+    assert flights.join("b", work.ref(), work.process, JOB).result_future.result(30) is not None
+    workers.is_ready = True
+    assert flights.join("c", work.ref(), work.process).result_future.result(30) is not None
+    assert (work.num_decodes, work.num_processed) == (3, 3)
+
+
+@pytest.mark.parametrize("is_decoded", [True, False])
+def test_a_failure_in_a_worker_ends_the_flight(
+    elsewhere: Any, work: Work, is_decoded: bool
+) -> None:
+    def answer(data: bytes, on_decoded: Callable[[float], None]) -> ItemOutput:
+        if is_decoded:
+            on_decoded(0.0)
+        raise CorruptMediaError("bad")
+
+    flights, _ = elsewhere(answer)
+    flight = flights.join("a", work.ref(), work.process, JOB)
+    assert isinstance(flight.result_future.exception(30), CorruptMediaError)
+    assert (flight.decode_future.exception(30) is None) == is_decoded
+    assert "a" not in flights.outputs
+
+
+def test_a_worker_does_not_begin_what_nobody_waits_for(elsewhere: Any, work: Work) -> None:
+    flights, workers = elsewhere(lambda data, on_decoded: output(0.0))
+    hold = threading.Event()
+    workers.pool.submit(hold.wait, 30)
+    flight = flights.join("a", work.ref(), work.process, JOB)
+    flight.leave()
+    hold.set()
+    assert isinstance(flight.result_future.exception(30), CancelledError)

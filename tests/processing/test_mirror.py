@@ -21,8 +21,8 @@ from lazydecode.cache import (
 )
 from lazydecode.errors import CacheMissError
 from lazydecode.inputs import BatchedField, MultiModalFieldElem, MultiModalKwargsItem
-from lazydecode.processing.flights import ItemOutput
 from lazydecode.processing.merge import ProcessedRequest, merge_with_cache
+from lazydecode.processing.outputs import ItemOutput
 
 SIZES = {"a": 10, "b": 20, "c": 30, "d": 30, "e": 40, "f": 50, "g": 60, "h": 10, "huge": 400}
 """Hash -> floats of the item. At most 100 fit; `huge` never does."""

@@ -32,8 +32,9 @@ from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.context import BaseProcessingInfo
 from lazydecode.processing.fields import MultiModalFieldConfig
-from lazydecode.processing.flights import ItemFlights, ItemOutput
+from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.prompt_updates import (
     PromptIndexTargets,

@@ -76,15 +76,21 @@ class ExtentAllocator:
 
 
 class SharedArena:
-    """The front end's end.
+    """The writer's end.
+
+    Args:
+        fd: Descriptor of the memory; closed with the arena.
+        size: Its bytes.
+        peer: Who reads, for the log.
 
     One lock covers the extents. Another is held while bytes are written, so that `close` cannot
     give the descriptor's number to another file meanwhile.
     """
 
-    def __init__(self, fd: int, size: int) -> None:
+    def __init__(self, fd: int, size: int, *, peer: str = "the engine") -> None:
         self.fd = fd
         self.size = size
+        self._peer = peer
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._extents = ExtentAllocator(size)
@@ -93,7 +99,7 @@ class SharedArena:
         self._said_full = False
 
     @classmethod
-    def create(cls, size: int) -> SharedArena | None:
+    def create(cls, size: int, *, peer: str = "the engine") -> SharedArena | None:
         """Return an arena of `size` bytes, which take memory as they are written.
 
         None if this system has no anonymous memory files; tensors then go through the socket.
@@ -108,9 +114,9 @@ class SharedArena:
                 os.close(fd)
                 raise
         except OSError as exc:
-            logger.warning("no shared memory for the engine (%s); tensors use the socket", exc)
+            logger.warning("no shared memory for %s (%s); tensors use the socket", peer, exc)
             return None
-        return cls(fd, size)
+        return cls(fd, size, peer=peer)
 
     @property
     def lent_bytes(self) -> int:
@@ -126,9 +132,10 @@ class SharedArena:
             self._said_full = self._said_full or say_full
         if say_full:
             logger.warning(
-                "the %d MiB of memory shared with the engine are full; what does not fit goes "
+                "the %d MiB of memory shared with %s are full; what does not fit goes "
                 "through the socket (said once)",
                 self.size >> 20,
+                self._peer,
             )
         if offset is None:
             return None
@@ -141,7 +148,9 @@ class SharedArena:
                 while written < len(data):
                     written += os.pwrite(self.fd, data[written:], offset + written)
         except OSError as exc:
-            logger.warning("no memory left to share with the engine (%s); using the socket", exc)
+            logger.warning(
+                "no memory left to share with %s (%s); using the socket", self._peer, exc
+            )
             self._is_broken = True
             self.release([offset])
             return None

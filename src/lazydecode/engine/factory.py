@@ -17,7 +17,7 @@ from lazydecode.models.pixels import PixelPlan
 
 GIB: Final = 1024**3
 
-_IN_FLIGHT_BYTES: Final = GIB // 2
+IN_FLIGHT_BYTES: Final = GIB // 2
 """Shared memory beyond the cache's size, for tensors that are sent or used and not cached."""
 
 TRANSFORMERS_RUNNER: Final = "lazydecode.engine.transformers:TransformersRunner"
@@ -60,7 +60,7 @@ def create_engine(
             receiver_cache=PROCESSOR_CACHE_REGISTRY.get(settings.mm_processor_cache).receiver_path,
             max_batch_size=settings.max_batch_size,
             log_level=settings.log_level,
-            shared_bytes=cache_bytes + _IN_FLIGHT_BYTES if settings.engine_shared_memory else 0,
+            shared_bytes=cache_bytes + IN_FLIGHT_BYTES if settings.engine_shared_memory else 0,
         ),
         child=child,
         broker=broker,

@@ -173,7 +173,7 @@ def form_of_request(request: EngineRequest) -> Submit:
         prompt_token_ids=request.prompt_token_ids,
         sampling=request.sampling,
         mm_kwargs={
-            modality: [None if item is None else _form_of_item(item) for item in items]
+            modality: [None if item is None else form_of_item(item) for item in items]
             for modality, items in request.mm_kwargs.items()
         },
         mm_hashes=request.mm_hashes,
@@ -192,7 +192,7 @@ def request_of_form(form: Submit) -> EngineRequest:
         request_id=form.request_id,
         prompt_token_ids=form.prompt_token_ids,
         mm_kwargs={
-            modality: [None if item is None else _item_of_form(item) for item in items]
+            modality: [None if item is None else item_of_form(item) for item in items]
             for modality, items in form.mm_kwargs.items()
         },
         mm_hashes=form.mm_hashes,
@@ -240,7 +240,8 @@ def error_of_form(form: ErrorForm) -> LazyDecodeError:
     return error
 
 
-def _form_of_item(item: MultiModalKwargsItem) -> ItemForm:
+def form_of_item(item: MultiModalKwargsItem) -> ItemForm:
+    """Return the form of an item's tensors, which are not copied."""
     return ItemForm([(name, elem.data, *_form_of_field(elem.field)) for name, elem in item.items()])
 
 
@@ -258,7 +259,8 @@ def _form_of_field(field: ItemField) -> tuple[str, int, bool]:
             return "padded", field.dim, field.keep_on_cpu
 
 
-def _item_of_form(form: ItemForm) -> MultiModalKwargsItem:
+def item_of_form(form: ItemForm) -> MultiModalKwargsItem:
+    """Return the item that `form` describes."""
     return MultiModalKwargsItem(
         {
             name: MultiModalFieldElem(data, _field_of_form(kind, option, keep_on_cpu))

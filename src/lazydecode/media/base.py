@@ -60,6 +60,7 @@ class MediaRef(Generic[_T]):
         header: The header, if it is known; it is then not read.
         key_covers_spec: False when `key` is an identity from elsewhere (EXIF ImageID) that
             does not tell two decodes of the same media apart; hashing then adds the spec.
+        recipe: See the property.
     """
 
     __slots__ = (
@@ -73,6 +74,7 @@ class MediaRef(Generic[_T]):
         "_key_covers_spec",
         "_lock",
         "_media",
+        "_recipe",
         "_spec",
     )
 
@@ -86,12 +88,14 @@ class MediaRef(Generic[_T]):
         header_probe: HeaderProbe | None = None,
         header: MediaHeader | None = None,
         key_covers_spec: bool = True,
+        recipe: DecodeSpec | None = None,
     ) -> None:
         self._decoder: Callable[[], _T] | None = decoder
         self._data = data
         self._spec = EMPTY_SPEC if spec is None else spec
         self._key = derive_media_key(self.data, self._spec) if key is None else key
         self._key_covers_spec = key_covers_spec
+        self._recipe = recipe
         self._lock = threading.RLock()
         self._media: _T | _Missing = _MISSING
         self._header: MediaHeader | _Missing | None = _MISSING if header is None else header
@@ -113,6 +117,15 @@ class MediaRef(Generic[_T]):
     def spec(self) -> DecodeSpec:
         """The resolved decode configuration."""
         return self._spec
+
+    @property
+    def recipe(self) -> DecodeSpec | None:
+        """The spec from which another process rebuilds the decoder (see `rebuild`).
+
+        It is that of the decoder itself, before anything was mapped. None: only the closure
+        decodes, in this process.
+        """
+        return self._recipe
 
     @property
     def data(self) -> bytes:
@@ -208,6 +221,7 @@ class MediaRef(Generic[_T]):
             key=key,
             header_probe=lambda: self.header,
             key_covers_spec=covers,
+            recipe=self._recipe,
         )
 
     def fork(self) -> MediaRef[_T]:
@@ -223,6 +237,7 @@ class MediaRef(Generic[_T]):
             key=self._key,
             header_probe=lambda: self.header,
             key_covers_spec=self._key_covers_spec,
+            recipe=self._recipe,
         )
         fork._header, fork._media = self._header, self._media
         return fork
@@ -248,6 +263,7 @@ class MediaRef(Generic[_T]):
             key=self._key,
             header_probe=lambda: self.header,
             key_covers_spec=self._key_covers_spec,
+            recipe=self._recipe,
         )
         renewed._header = self._header
         return renewed
@@ -398,7 +414,12 @@ class MediaIO(ABC, Generic[_T]):
             spec,
             key=(digest or PayloadDigest(data)).key(spec),
             header_probe=partial(self.probe_header, data),
+            recipe=self.recipe(spec),
         )
+
+    def recipe(self, spec: DecodeSpec) -> DecodeSpec | None:
+        """Return `spec` if it says all that this decoder goes by besides its limits; else None."""
+        return None if self.identity_scope() is None else spec
 
     def load_base64_ref(self, media_type: str, data: str | bytes | memoryview) -> MediaRef[_T]:
         """Return a ref over strictly decoded base64.

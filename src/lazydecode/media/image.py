@@ -145,7 +145,13 @@ class ImageMediaIO(MediaIO[Image.Image]):
             raise
         except LazyDecodeError:
             key = (digest or PayloadDigest(data)).key(self._spec)
-            return MediaRef(partial(self.load_bytes, data), data, self._spec, key=key)
+            return MediaRef(
+                partial(self.load_bytes, data),
+                data,
+                self._spec,
+                key=key,
+                recipe=self.recipe(self._spec),
+            )
         self._check_size(facts)
         image_id = facts.image_id if self.trust_exif_image_id else None
         return MediaRef(
@@ -155,6 +161,7 @@ class ImageMediaIO(MediaIO[Image.Image]):
             key=image_id or (digest or PayloadDigest(data)).key(self._spec),
             header_probe=partial(_header, facts, data),
             key_covers_spec=image_id is None,
+            recipe=self.recipe(self._spec),
         )
 
     def _check_size(self, facts: ImageFacts) -> None:

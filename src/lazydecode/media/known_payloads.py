@@ -183,4 +183,5 @@ def _lazy_ref(media_io: MediaIO[Any], identity: _Identity, payload: LazyPayload)
         header_probe=probe,
         header=identity.header,
         key_covers_spec=identity.key_covers_spec,
+        recipe=media_io.recipe(identity.spec),
     )

@@ -22,6 +22,7 @@ from lazydecode.media.jpeg_sequence import MEDIA_TYPE as JPEG_SEQUENCE
 from lazydecode.media.raw_video import RAW_VIDEO_DECODER, RawVideoMediaIO
 from lazydecode.media.transforms import MEDIA_TRANSFORMS, MediaTransform, TransformTable
 from lazydecode.media.video import SEQUENCE_SETTING, VIDEO_DECODER, VideoMediaIO
+from lazydecode.media.video_backends.registry import VIDEO_LOADER_REGISTRY
 
 Settings: TypeAlias = dict[str, Any]
 DecoderBuilder: TypeAlias = Callable[[Settings, DecodeLimits], MediaIO[Any]]
@@ -136,6 +137,24 @@ def rebuild_decoder(
         tuple(applied),
         JPEG_SEQUENCE if is_sequence else None,
     )
+
+
+def can_rebuild(spec: DecodeSpec) -> bool:
+    """Whether another process here may decode as `spec` says.
+
+    Not with a video backend that holds a device: each process would take its own share of it.
+    """
+    settings = spec.settings
+    if settings.get("decoder") not in _BUILDERS:
+        return False
+    backend = settings.get("video_backend")
+    if backend is None:
+        return True
+    try:
+        loader = VIDEO_LOADER_REGISTRY.loader_class(backend)
+    except ValidationError:
+        return False
+    return not getattr(loader, "startup_options", None)
 
 
 def register_decoder(name: str, builder: DecoderBuilder) -> None:

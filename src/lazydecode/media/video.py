@@ -246,6 +246,7 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
             sequence.text,
             spec,
             header_probe=partial(sequence.probe_header, self.image_io),
+            recipe=None if self.image_io.recipe(frame_spec) is None else self.recipe(spec),
         )
 
     def _parse_sequence(self, data: str | bytes | memoryview) -> JpegSequence:

@@ -36,8 +36,9 @@ from lazydecode.parse import (
     VisionChunkProcessorItems,
 )
 from lazydecode.processing.context import BaseProcessingInfo, InputProcessingContext
-from lazydecode.processing.flights import ItemFlights, ItemOutput
+from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.processor import BaseMultiModalProcessor
 
 

@@ -31,8 +31,8 @@ from lazydecode.models.speech import (
 from lazydecode.models.tokenization import PromptTokenizer
 from lazydecode.parse import MultiModalDataItems, ProcessorBatchItems
 from lazydecode.processing.context import BaseProcessingInfo
-from lazydecode.processing.flights import ItemOutput
 from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.processor import BaseMultiModalProcessor
 
 logger = logging.getLogger(__name__)

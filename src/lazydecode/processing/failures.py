@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from lazydecode.errors import CorruptMediaError, LazyDecodeError, UnprocessableMediaError
+from lazydecode.errors import (
+    CorruptMediaError,
+    LazyDecodeError,
+    TimeLimitError,
+    UnprocessableMediaError,
+)
 from lazydecode.media.faults import describe
 
 
@@ -32,6 +37,11 @@ def decode_error(modality: str, index: int, cause: Exception) -> LazyDecodeError
     is_corrupt = isinstance(cause, OSError | SyntaxError | ValueError)
     kind = CorruptMediaError if is_corrupt else UnprocessableMediaError
     return _located("decode", modality, index, cause, kind)
+
+
+def time_limit_error(limit_s: float) -> TimeLimitError:
+    """Return the error for an item on which somebody works for too long."""
+    return TimeLimitError(f"it takes longer than the {limit_s:g} s that the server allows")
 
 
 def process_error(modality: str, index: int, cause: Exception) -> Exception:

@@ -2,65 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, wait
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Any, TypeAlias
 
-from lazydecode.cache import LRUCache, item_nbytes
-from lazydecode.inputs import MultiModalKwargsItem
-from lazydecode.limits import MIB
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaRef
-
-WARM_OUTPUT_NBYTES: Final = 256 * MIB
-
-
-@dataclass(frozen=True, slots=True)
-class ItemOutput:
-    """The result of processing one item: tensors, and what its prompt needs."""
-
-    kwargs: MultiModalKwargsItem
-    updates: Sequence[Any]
-
-
-class WarmOutputs:
-    """Results that were made but not committed to a cache: their request failed or went away.
-
-    The mirrored caches must not learn of an item that the engine never gets. So the work of a
-    request that ends badly waits here for the next one that wants it. Bounded; thread-safe.
-
-    Args:
-        capacity: Most bytes that are kept.
-    """
-
-    def __init__(self, capacity: int = WARM_OUTPUT_NBYTES) -> None:
-        self._lru: LRUCache[ItemOutput] = LRUCache(capacity, warn_oversized=False)
-
-    def __len__(self) -> int:
-        return len(self._lru)
-
-    def __contains__(self, mm_hash: str) -> bool:
-        return mm_hash in self._lru
-
-    def get(self, mm_hash: str) -> ItemOutput | None:
-        """Return a result and keep it longest; None if it is not here."""
-        return self._lru.get(mm_hash)
-
-    def put(self, mm_hash: str, output: ItemOutput) -> None:
-        """Keep a result."""
-        self._lru.put(mm_hash, output, item_nbytes(output.kwargs))
-
-    def discard(self, mm_hash: str) -> None:
-        """Let go of a result: a cache has it now."""
-        self._lru.pop(mm_hash)
-
-    def clear(self) -> None:
-        """Let go of all."""
-        self._lru.clear()
-
+from lazydecode.processing.failures import time_limit_error
+from lazydecode.processing.outputs import ItemOutput, WarmOutputs
+from lazydecode.processing.remote import ItemJob, ItemWorker, ItemWorkers, RefusedError
 
 ProcessItem: TypeAlias = Callable[[MediaRef[Any] | None], ItemOutput]
 """Processes one item, given the flight's own decoded reference (None: it was none)."""
@@ -74,11 +28,15 @@ def _started_future() -> Future[Any]:
 
 
 class _Flight:
-    """The shared work for one hash. `num_waiting` and `must_finish` are under the table's lock."""
+    """The shared work for one hash.
+
+    `num_waiting`, `must_finish` and `has_ended` are under the table's lock.
+    """
 
     __slots__ = (
         "decode_future",
         "decode_s",
+        "has_ended",
         "mm_hash",
         "must_finish",
         "num_waiting",
@@ -87,11 +45,12 @@ class _Flight:
         "queued_at",
         "ref",
         "result_future",
+        "started_at",
         "wait_s",
     )
 
     def __init__(
-        self, mm_hash: str, ref: MediaRef[Any] | None, process: ProcessItem | None
+        self, mm_hash: str | None, ref: MediaRef[Any] | None, process: ProcessItem | None
     ) -> None:
         self.mm_hash = mm_hash
         self.ref = ref
@@ -101,11 +60,20 @@ class _Flight:
         self.decode_future: Future[None] = _started_future()
         self.result_future: Future[ItemOutput] = _started_future()
         self.queued_at = time.perf_counter()
+        self.started_at: float | None = None
+        """When a thread began what it does now; None: none does."""
+        self.has_ended = False
+        """Whether those who wait were told, or are being told."""
         self.wait_s = self.decode_s = self.process_s = 0.0
 
     @property
     def is_wanted(self) -> bool:
         return self.num_waiting > 0 or self.must_finish
+
+    def end_decode(self) -> None:
+        """Tell those who wait that the decode has ended; again does nothing."""
+        if not self.decode_future.done():
+            self.decode_future.set_result(None)
 
     def land(self) -> None:
         """Let go of payload and closure; those who wait hold only the result from here on."""
@@ -151,6 +119,13 @@ class ItemFlight:
         """Seconds that the processing took."""
         return self._flight.process_s
 
+    def expire(self) -> None:
+        """End the wait for all, if a thread has worked on it for longer than the limit.
+
+        A thread cannot be interrupted: it goes on, and what comes of it is dropped.
+        """
+        self._flights._expire(self._flight)
+
     def leave(self, *, finish: bool = False) -> None:
         """Stop waiting; calling it again is harmless.
 
@@ -167,9 +142,10 @@ class ItemFlights:
     """The table of items that are being decoded or processed now, by hash.
 
     Whoever joins a hash waits for the one decode (on the media threads) and the one processing
-    (on the processing pool). A waiter may leave at any time; work that nobody waits for is not
-    begun, but a decode that runs is never cut short. Results go to `outputs` before the flight
-    leaves the table, so that no moment exists in which an item is in neither.
+    (on the processing pool); both happen in one go in a worker process where there are such. A
+    waiter may leave at any time; work that nobody waits for is not begun, but a decode that runs
+    is never cut short. Results go to `outputs` before the flight leaves the table, so that no
+    moment exists in which an item is in neither.
 
     The lock covers the table and the counts of waiters; decodes and processing run outside it.
 
@@ -177,6 +153,9 @@ class ItemFlights:
         processing_executor: Runs the model's processor. Its jobs never wait for each other.
         outputs: Where results are kept until a cache has them.
         media_executor: Runs decodes; None is the media pool of the process.
+        workers: Processes that do what they can instead of the threads; None: there are none.
+        time_limit_s: How long a thread may take to decode or to process an item before
+            `ItemFlight.expire` ends the wait for it. Processes have a limit of their own.
     """
 
     def __init__(
@@ -185,26 +164,39 @@ class ItemFlights:
         *,
         outputs: WarmOutputs | None = None,
         media_executor: Executor | None = None,
+        workers: ItemWorkers | None = None,
+        time_limit_s: float = math.inf,
     ) -> None:
         self.outputs = WarmOutputs() if outputs is None else outputs
         self._processing_executor = processing_executor
         self._media_executor = media_executor
+        self._workers = workers
+        self.time_limit_s = time_limit_s
         self._flights: dict[str, _Flight] = {}
+        self._private: set[_Flight] = set()
         self._lock = threading.Lock()
         self._is_closed = False
 
     def __len__(self) -> int:
         """Number of flights that have not landed."""
-        return len(self._flights)
+        return len(self._flights) + len(self._private)
 
-    def join(self, mm_hash: str, ref: MediaRef[Any] | None, process: ProcessItem) -> ItemFlight:
+    def join(
+        self,
+        mm_hash: str | None,
+        ref: MediaRef[Any] | None,
+        process: ProcessItem,
+        job: ItemJob | None = None,
+    ) -> ItemFlight:
         """Wait for an item together with whoever waits for it already.
 
         Args:
-            mm_hash: The item's identity: equal hashes give equal results.
+            mm_hash: The item's identity: equal hashes give equal results. None: the work is
+                shared with nobody, and its result is not kept.
             ref: The encoded media. The first one's is forked and decoded; it must not be
                 released before `decode_future` is done. None if `process` needs no decode.
             process: Makes the result; the first one's is used.
+            job: The same for another process; None: only this one can do it.
 
         Raises:
             RuntimeError: If the table or a pool was shut down.
@@ -212,25 +204,20 @@ class ItemFlights:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError("no more items are processed: the flights were closed")
-            flight = self._flights.get(mm_hash)
-            if flight is not None:
-                flight.num_waiting += 1
-                return ItemFlight(self, flight, is_shared=True)
-            output = self.outputs.get(mm_hash)
-            if output is not None:
-                flight = _Flight(mm_hash, None, None)
-                flight.decode_future.set_result(None)
-                flight.result_future.set_result(output)
-                return ItemFlight(self, flight, is_shared=True)
+            if mm_hash is not None and (shared := self._find(mm_hash)) is not None:
+                return ItemFlight(self, shared, is_shared=True)
             fork = None if ref is None else ref.fork()
-            flight = self._flights[mm_hash] = _Flight(mm_hash, fork, process)
-        try:
-            if fork is None or fork.is_decoded:
-                flight.decode_future.set_result(None)
-                self._submit_processing(flight)
+            flight = _Flight(mm_hash, fork, process)
+            if mm_hash is None:
+                self._private.add(flight)
             else:
-                executor = self._media_executor or media_executor.global_thread_pool
-                executor.submit(self._decode, flight)
+                self._flights[mm_hash] = flight
+        try:
+            workers = self._workers
+            if job is not None and workers is not None and workers.is_ready:
+                workers.submit(partial(self._run_elsewhere, flight, job))
+            else:
+                self._submit_here(flight)
         except BaseException as exc:
             self._fail(flight, exc)
             raise
@@ -240,27 +227,81 @@ class ItemFlights:
         """Take no more items and return when all flights have landed. Blocks."""
         with self._lock:
             self._is_closed = True
-            flights = list(self._flights.values())
+            flights = [*self._flights.values(), *self._private]
         wait([flight.result_future for flight in flights])
+
+    def _find(self, mm_hash: str) -> _Flight | None:
+        """Return the flight for a hash, with one more who waits; or its result as one."""
+        flight = self._flights.get(mm_hash)
+        if flight is not None:
+            flight.num_waiting += 1
+            return flight
+        output = self.outputs.get(mm_hash)
+        if output is None:
+            return None
+        flight = _Flight(mm_hash, None, None)
+        flight.decode_future.set_result(None)
+        flight.result_future.set_result(output)
+        return flight
+
+    def _expire(self, flight: _Flight) -> None:
+        began = flight.started_at
+        if began is not None and time.perf_counter() - began > self.time_limit_s:
+            self._fail(flight, time_limit_error(self.time_limit_s))
 
     def _leave(self, flight: _Flight, *, finish: bool) -> None:
         with self._lock:
             flight.num_waiting -= 1
             flight.must_finish = flight.must_finish or finish
 
+    def _run_elsewhere(self, flight: _Flight, job: ItemJob, worker: ItemWorker) -> None:
+        if self._drop_if_unwanted(flight):
+            return
+        flight.wait_s = time.perf_counter() - flight.queued_at
+        assert flight.ref is not None
+
+        def on_decoded(seconds: float) -> None:
+            flight.decode_s = seconds
+            flight.end_decode()
+
+        try:
+            output, flight.process_s = worker.run(job, flight.ref.data, on_decoded)
+        except RefusedError:
+            try:
+                self._submit_here(flight)
+            except BaseException as exc:
+                self._fail(flight, exc)
+            return
+        except BaseException as exc:
+            self._fail(flight, exc)
+            return
+        self._succeed(flight, output)
+
+    def _submit_here(self, flight: _Flight) -> None:
+        if flight.ref is None or flight.ref.is_decoded:
+            flight.end_decode()
+            self._submit_processing(flight)
+        else:
+            executor = self._media_executor or media_executor.global_thread_pool
+            executor.submit(self._decode, flight)
+
     def _decode(self, flight: _Flight) -> None:
         if self._drop_if_unwanted(flight):
             return
         start = time.perf_counter()
         flight.wait_s = start - flight.queued_at
-        assert flight.ref is not None
+        ref = flight.ref
+        if ref is None:
+            return
+        flight.started_at = start
         try:
-            flight.ref.decode()
+            ref.decode()
         except BaseException as exc:
             self._fail(flight, exc)
             return
+        flight.started_at = None
         flight.decode_s = time.perf_counter() - start
-        flight.decode_future.set_result(None)
+        flight.end_decode()
         try:
             self._submit_processing(flight)
         except BaseException as exc:
@@ -274,32 +315,51 @@ class ItemFlights:
         # Again: the last waiter may have left while this stood in the queue.
         if self._drop_if_unwanted(flight):
             return
-        start = time.perf_counter()
-        assert flight.process is not None
+        start = flight.started_at = time.perf_counter()
+        process = flight.process
+        if process is None:
+            return
         try:
-            output = flight.process(flight.ref)
+            output = process(flight.ref)
         except BaseException as exc:
             self._fail(flight, exc)
             return
         flight.process_s = time.perf_counter() - start
+        self._succeed(flight, output)
+
+    def _succeed(self, flight: _Flight, output: ItemOutput) -> None:
         with self._lock:
-            self.outputs.put(flight.mm_hash, output)
-            self._flights.pop(flight.mm_hash, None)
+            if flight.has_ended:
+                return
+            if flight.mm_hash is not None:
+                self.outputs.put(flight.mm_hash, output)
+            self._remove(flight)
         flight.land()
         flight.result_future.set_result(output)
 
     def _drop_if_unwanted(self, flight: _Flight) -> bool:
         with self._lock:
+            if flight.has_ended:
+                return True
             if flight.is_wanted:
                 return False
-            self._flights.pop(flight.mm_hash, None)
+            self._remove(flight)
         self._end(flight, CancelledError("nobody waits for this item any more"))
         return True
 
     def _fail(self, flight: _Flight, exc: BaseException) -> None:
         with self._lock:
-            self._flights.pop(flight.mm_hash, None)
+            if flight.has_ended:
+                return
+            self._remove(flight)
         self._end(flight, exc)
+
+    def _remove(self, flight: _Flight) -> None:
+        flight.has_ended = True
+        if flight.mm_hash is None:
+            self._private.discard(flight)
+        else:
+            del self._flights[flight.mm_hash]
 
     @staticmethod
     def _end(flight: _Flight, exc: BaseException) -> None:

@@ -133,3 +133,15 @@ class ProcessorInputs:
                 ]
             forked[modality] = items
         return replace(self, mm_data_items=forked)
+
+    def single(self, modality: str, position: int) -> ProcessorInputs:
+        """Return one item alone, with the request's options and nothing of its neighbours."""
+        group = self.mm_data_items[modality].select([position])
+        return replace(
+            self,
+            prompt="",
+            mm_data_items=MultiModalDataItems({modality: group}),
+            mm_uuid_items=None,
+            mm_hash_items=None,
+            cache=None,
+        )

@@ -9,9 +9,9 @@ from typing import Any
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
 from lazydecode.processing.failures import check_count
-from lazydecode.processing.flights import ItemOutput
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.missing import Flags
+from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.prompt_updates import ResolvedPromptUpdate
 
 

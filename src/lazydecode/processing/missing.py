@@ -6,6 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.errors import MissingMediaError
+from lazydecode.media.base import MediaRef
 from lazydecode.parse import MultiModalDataItems
 
 Positions = dict[str, list[int]]
@@ -61,6 +62,22 @@ def require_data(mm_data_items: MultiModalDataItems, modality: str, position: in
             modality=modality,
             index=index,
         )
+
+
+def is_decoded(item: object) -> bool:
+    """Whether an item as stored can be processed without a decode."""
+    return item.is_decoded if isinstance(item, MediaRef) else item is not None
+
+
+def require_all_data(mm_data_items: MultiModalDataItems) -> None:
+    """Check that every item has data.
+
+    Raises:
+        MissingMediaError: For the first that has none.
+    """
+    for modality, group in mm_data_items.items():
+        for position in range(group.get_count()):
+            require_data(mm_data_items, modality, position)
 
 
 def unfinished_positions(

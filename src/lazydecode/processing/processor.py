@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
 from lazydecode.cache import BaseMultiModalProcessorCache
@@ -19,7 +19,7 @@ from lazydecode.media.decode import MediaDecodeJob, collect_media_decodes, submi
 from lazydecode.parse import MultiModalDataItems, ProcessorBatchItems
 from lazydecode.processing.context import BaseProcessingInfo
 from lazydecode.processing.failures import decode_error
-from lazydecode.processing.flights import ItemFlights, ItemOutput, WarmOutputs
+from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.merge import (
     ProcessedRequest,
@@ -31,10 +31,14 @@ from lazydecode.processing.missing import (
     Flags,
     Positions,
     find_missing,
+    is_decoded,
+    require_all_data,
     require_data,
     select_positions,
     unfinished_positions,
 )
+from lazydecode.processing.outputs import ItemOutput, WarmOutputs
+from lazydecode.processing.remote import item_job
 from lazydecode.processing.running import process_items
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.steps import ProcessingSteps
@@ -112,9 +116,11 @@ class BaseMultiModalProcessor(ProcessingSteps):
 
         The caller's references stay usable: the state works on forks of them.
         """
-        return self._apply_hf_processor_phase1(
-            inputs, timing_ctx or TimingContext(False), use_cache=inputs.can_use_cache
-        )
+        timing_ctx = timing_ctx or TimingContext(False)
+        use_cache = inputs.can_use_cache
+        if self.per_item and self.flights is not None and not use_cache:
+            return self._begin(inputs, timing_ctx, self._begin_alone)
+        return self._apply_hf_processor_phase1(inputs, timing_ctx, use_cache=use_cache)
 
     def apply_process(self, state: MultiModalApplyState) -> None:
         """Process what is missing now, between the wait and phase 2, off the ordered worker.
@@ -178,9 +184,8 @@ class BaseMultiModalProcessor(ProcessingSteps):
         ]
         if overridden and kind not in _reported_classes:
             _reported_classes.add(kind)
-            logger.debug(
-                "%s is not run in phases, as it overrides %s", kind.__name__, ", ".join(overridden)
-            )
+            names = ", ".join(overridden)
+            logger.debug("%s is not run in phases, as it overrides %s", kind.__name__, names)
         return not overridden
 
     @contextmanager
@@ -220,24 +225,35 @@ class BaseMultiModalProcessor(ProcessingSteps):
     def _apply_hf_processor_phase1(
         self, inputs: ProcessorInputs, timing_ctx: TimingContext, *, use_cache: bool
     ) -> MultiModalApplyState:
+        begin = self._begin_cached if use_cache else self._begin_uncached
+        return self._begin(inputs, timing_ctx, begin)
+
+    def _begin(
+        self,
+        inputs: ProcessorInputs,
+        timing_ctx: TimingContext,
+        begin: Callable[[MultiModalApplyState], None],
+    ) -> MultiModalApplyState:
         state = MultiModalApplyState(inputs.fork_media_refs(), timing_ctx, None, [])
         state.warm_outputs = self.warm_outputs
         try:
-            if use_cache:
-                self._begin_cached(state)
-            else:
-                self._begin_uncached(state)
+            begin(state)
         except BaseException:
             state.close()
             raise
         return state
 
     def _begin_uncached(self, state: MultiModalApplyState) -> None:
+        require_all_data(state.inputs.mm_data_items)
+        self._submit_ref_decodes(state.inputs.mm_data_items, state.decodes, state.timing_ctx)
+
+    def _begin_alone(self, state: MultiModalApplyState) -> None:
+        """Without a cache, and off the ordered worker all the same: flights for this request."""
         items = state.inputs.mm_data_items
-        for modality, group in items.items():
-            for position in range(group.get_count()):
-                require_data(items, modality, position)
-        self._submit_ref_decodes(items, state.decodes, state.timing_ctx)
+        require_all_data(items)
+        positions = {m: list(range(count)) for m, count in items.get_all_counts().items()}
+        assert self.flights is not None
+        self._join_flights(state, positions, self.flights)
 
     def _begin_cached(self, state: MultiModalApplyState) -> None:
         timing_ctx = state.timing_ctx
@@ -258,8 +274,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
     def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
         """Return modality -> the identity of each item."""
         inputs, timing_ctx = self.set_apart(state.inputs), state.timing_ctx
-        algorithm = self.info.ctx.get_mm_config().mm_hasher_algorithm
-        model_id = self.info.model_id
+        algorithm, model_id = self.info.ctx.get_mm_config().mm_hasher_algorithm, self.info.model_id
         if timing_ctx.observer is None:
             return inputs.get_mm_hashes(model_id, algorithm)
         hashes: dict[str, list[str]] = {}
@@ -285,8 +300,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
         flags, _ = self._get_cache_missing_items(
             inputs.cache, inputs.mm_data_items, hashes, known=state.outputs
         )
-        observer = state.timing_ctx.observer
-        if report and observer is not None:
+        if report and (observer := state.timing_ctx.observer) is not None:
             seconds = time.perf_counter() - start
             for modality, item_flags in flags.items():
                 for position, is_hit in enumerate(item_flags):
@@ -323,15 +337,16 @@ class BaseMultiModalProcessor(ProcessingSteps):
     def _join_flights(
         self, state: MultiModalApplyState, missing: Positions, flights: ItemFlights
     ) -> None:
-        assert state.mm_hashes is not None
+        hashes = state.mm_hashes
         for modality, positions in missing.items():
             items = state.inputs.mm_data_items[modality]
             for position in positions:
                 raw = items.get_raw(position)
                 flight = flights.join(
-                    state.mm_hashes[modality][position],
+                    None if hashes is None else hashes[modality][position],
                     raw if isinstance(raw, MediaRef) else None,
                     self._item_process(state.inputs, modality, position),
+                    item_job(state.inputs, modality, position),
                 )
                 state.flights[modality, position] = flight
                 item = items.get_client_position(position)
@@ -341,21 +356,13 @@ class BaseMultiModalProcessor(ProcessingSteps):
         self, inputs: ProcessorInputs, modality: str, position: int
     ) -> Callable[[MediaRef[Any] | None], ItemOutput]:
         """Return what processes one item, and keeps nothing of its neighbours in memory."""
-        group = inputs.mm_data_items[modality].select([position])
-        inputs = replace(
-            inputs,
-            prompt="",
-            mm_data_items=MultiModalDataItems({modality: group}),
-            mm_uuid_items=None,
-            mm_hash_items=None,
-            cache=None,
-        )
+        inputs = inputs.single(modality, position)
 
         def process(ref: MediaRef[Any] | None) -> ItemOutput:
             if ref is not None:
-                group.data = [ref]
+                inputs.mm_data_items[modality].data = [ref]
             with self.process_guard():
-                return self._process_missing(inputs.mm_data_items, inputs)[modality][0]
+                return self.process_single(inputs)
 
         return process
 
@@ -429,11 +436,10 @@ class BaseMultiModalProcessor(ProcessingSteps):
         for modality, positions in unfinished.items():
             items = state.inputs.mm_data_items[modality]
             # Only what is decoded: this may run on a media thread, which must not wait for one.
-            good = [position for position in positions if _is_decoded(items.get_raw(position))]
-            if not good:
-                continue
+            good = [position for position in positions if is_decoded(items.get_raw(position))]
             try:
-                self._process_positions(state, {modality: good})
+                if good:
+                    self._process_positions(state, {modality: good})
             except Exception:
                 # The client hears of the failed decode; this was only for the next request.
                 logger.warning("Items beside a corrupt one were not processed", exc_info=True)
@@ -488,12 +494,6 @@ class BaseMultiModalProcessor(ProcessingSteps):
 
     def _discard_warm(self, inputs: ProcessorInputs, processed: ProcessedRequest) -> None:
         """The cache had its chance to keep the results: nobody needs to keep them here."""
-        if inputs.cache is not None and not inputs.cache.keeps_items:
-            return
-        for hashes in processed.mm_hashes.values():
-            for mm_hash in hashes:
+        if inputs.cache is None or inputs.cache.keeps_items:
+            for mm_hash in chain.from_iterable(processed.mm_hashes.values()):
                 self.warm_outputs.discard(mm_hash)
-
-
-def _is_decoded(item: object) -> bool:
-    return item.is_decoded if isinstance(item, MediaRef) else item is not None

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from lazydecode.errors import LazyDecodeError
 from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.failures import ItemCountError, check_count, process_error
-from lazydecode.processing.flights import ItemOutput
+from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.timing import TimingContext
 
 logger = logging.getLogger(__name__)

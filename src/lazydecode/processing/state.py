@@ -18,8 +18,9 @@ from lazydecode.media.decode import (
 )
 from lazydecode.parse import ProcessorBatchItems
 from lazydecode.processing.failures import decode_error, process_error
-from lazydecode.processing.flights import ItemFlight, ItemOutput, WarmOutputs
+from lazydecode.processing.flights import ItemFlight
 from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.processing.outputs import ItemOutput, WarmOutputs
 from lazydecode.processing.timing import ItemStage, TimingContext
 
 
@@ -142,6 +143,7 @@ class MultiModalApplyState:
 
     def _collect_flights(self) -> None:
         observer = self.timing_ctx.observer
+        outputs: dict[str, list[ItemOutput]] = {m: [] for m in self.inputs.mm_data_items}
         for (modality, position), flight in self.flights.items():
             item = self.inputs.mm_data_items[modality].get_client_position(position)
             cause = flight.result_future.exception()
@@ -153,8 +155,11 @@ class MultiModalApplyState:
                 raise error from cause
             if cause is not None:
                 raise cause
-            assert self.mm_hashes is not None
-            self.outputs[self.mm_hashes[modality][position]] = flight.result_future.result()
+            output = flight.result_future.result()
+            if self.mm_hashes is None:
+                outputs[modality].append(output)
+            else:
+                self.outputs[self.mm_hashes[modality][position]] = output
             if observer is not None:
                 stages: tuple[tuple[ItemStage, float], ...] = (
                     ("decode_wait", flight.wait_s),
@@ -163,8 +168,15 @@ class MultiModalApplyState:
                 )
                 for stage, seconds in stages:
                     observer.record_item(*item, stage, seconds, shared=flight.is_shared)
+        if self.mm_hashes is None:
+            self.uncached_outputs = outputs
 
     # -- the end
+
+    def expire_flights(self) -> None:
+        """End the wait for shared work that takes longer than its limit."""
+        for flight in self.flights.values():
+            flight.expire()
 
     def leave_flights(self) -> None:
         """Stop waiting for shared work. After a failure, what is good of it still finishes."""

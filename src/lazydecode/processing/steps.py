@@ -11,8 +11,8 @@ from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.context import BaseProcessingInfo
 from lazydecode.processing.failures import check_count
 from lazydecode.processing.fields import MultiModalFieldConfig, own_storage, split_into_items
-from lazydecode.processing.flights import ItemOutput
 from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.placement import (
     apply_updates_to_ids,
     apply_updates_to_text,
@@ -38,6 +38,14 @@ class ProcessingSteps:
         return inputs
 
     # -- items
+
+    def process_single(self, inputs: ProcessorInputs) -> ItemOutput:
+        """Return the result of the one item of `inputs`; only for processors that are `per_item`.
+
+        Whoever calls it holds what the model's processor needs (see `process_guard`).
+        """
+        ((output,),) = self._process_missing(inputs.mm_data_items, inputs).values()
+        return output
 
     def _process_missing(
         self, missing: MultiModalDataItems, inputs: ProcessorInputs

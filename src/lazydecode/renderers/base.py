@@ -34,6 +34,7 @@ from lazydecode.models.pairing import choose_sounds
 from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
+from lazydecode.processing.remote import ItemWorkers
 from lazydecode.renderers.both import both
 from lazydecode.renderers.caches import ClearedCaches, FrontendCaches, Purpose
 from lazydecode.renderers.chat import (
@@ -67,6 +68,8 @@ class BaseRenderer:
         executor: Media threads. Shut down with the renderer.
         mirrors_engine: Whether an engine follows that has a receiver cache.
         bindings: What uuids stand for, if other front ends share it.
+        workers: Processes that decode and process; None: threads do. To be closed after the
+            renderer.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class BaseRenderer:
         executor: MediaExecutor,
         mirrors_engine: bool,
         bindings: Bindings | None = None,
+        workers: ItemWorkers | None = None,
     ) -> None:
         self.frontend = frontend
         self.settings = settings
@@ -127,7 +131,12 @@ class BaseRenderer:
             yield_cpu,
             (settings.worker_niceness,),
         )
-        self._flights = ItemFlights(self._processing, media_executor=executor)
+        self._flights = ItemFlights(
+            self._processing,
+            media_executor=executor,
+            workers=workers,
+            time_limit_s=settings.media_decode_timeout,
+        )
         self.recordings = Recordings(
             self.decoded_budget,
             max_bytes=limits.max_decoded_bytes_per_request,

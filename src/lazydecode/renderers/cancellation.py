@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from contextlib import suppress
+from typing import Final
 
 from lazydecode.errors import LazyDecodeError
 from lazydecode.processing.state import MultiModalApplyState
+
+_EXPIRE_PERIOD_S: Final = 0.5
+"""How often those who wait look whether it has been too long."""
 
 
 class Cancellation:
@@ -46,7 +50,9 @@ class Cancellation:
         self._state = state
         self._waiting = waiting = asyncio.ensure_future(state.wait_items_async())
         try:
-            await asyncio.wait((waiting,))
+            while not waiting.done():
+                await asyncio.wait((waiting,), timeout=_EXPIRE_PERIOD_S)
+                state.expire_flights()
             if not self._event.is_set():
                 waiting.result()
             elif not waiting.cancelled():

@@ -114,12 +114,17 @@ def warm_up(frontend: ModelFrontend, modality: str) -> None:
     prompt: str | list[int] = [0]  # of a model without a template, whose prompt has no items
     if frontend.template is not None:
         prompt = frontend.template.render_items([modality])
-    ref = frontend.info.get_media_io(modality).load_bytes_ref(_SAMPLES[modality]())
+    ref = frontend.info.get_media_io(modality).load_bytes_ref(sample_of(modality))
     try:
         items = frontend.info.parse_mm_data({modality: [ref]}, validate=False)
         processor.apply(ProcessorInputs(prompt, items))
     finally:
         ref.release()
+
+
+def sample_of(modality: str) -> bytes:
+    """Return one small encoded item."""
+    return _SAMPLES[modality]()
 
 
 def _image() -> bytes:

@@ -19,6 +19,8 @@ from lazydecode.server.membership import Clear, Member
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.queueing import RequestQueue
 from lazydecode.server.samples import sum_up, write_samples
+from lazydecode.workers.nursery import Configure
+from lazydecode.workers.pool import WorkerPool
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class ServerContext:
     """In which a consumer elsewhere wants floating-point tensors."""
     member: Member | None = None
     """Connection to the supervisor, in a worker."""
+    workers: WorkerPool | None = None
+    """Processes that decode and process items; None: threads do."""
     _watch: asyncio.Task[None] | None = field(default=None, init=False)
 
     @property
@@ -93,6 +97,15 @@ class ServerContext:
                 self.member.on_clear = lambda: asyncio.run_coroutine_threadsafe(
                     self._clear_own(), loop
                 )
+            if self.workers is not None:
+                self.workers.start(
+                    Configure(
+                        self.frontend.model_id,
+                        self.settings,
+                        self.frontend.fingerprint,
+                        self.frontend.findings,
+                    )
+                )
             if self.settings.warmup:
                 self.renderer.warm_up.start()
             watch = asyncio.create_task(self.metrics.watch_loop(), name="watch-loop")
@@ -104,4 +117,6 @@ class ServerContext:
         finally:
             # The renderer first: what it still runs may submit to the engine.
             await self.renderer.close()
+            if self.workers is not None:
+                await asyncio.to_thread(self.workers.close)
             await self.engine.close()

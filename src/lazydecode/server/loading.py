@@ -11,7 +11,7 @@ import torch
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.config import Settings
 from lazydecode.engine.child import Child
-from lazydecode.engine.factory import create_engine
+from lazydecode.engine.factory import GIB, IN_FLIGHT_BYTES, create_engine
 from lazydecode.engine.token_types import TokenTypes
 from lazydecode.engine.wire import DTYPES
 from lazydecode.media.budget import ByteBudget
@@ -28,6 +28,7 @@ from lazydecode.server.membership import Member
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.plugin_check import check_plugins
 from lazydecode.server.queueing import RequestQueue
+from lazydecode.workers.pool import WorkerPool
 
 
 def load_context(
@@ -35,6 +36,7 @@ def load_context(
     settings: Settings,
     *,
     child: Child | None = None,
+    nursery: Child | None = None,
     member: Member | None = None,
     proven: Callable[[str], Findings | None] | None = None,
 ) -> ServerContext:
@@ -46,6 +48,7 @@ def load_context(
         model: Local folder or hub id.
         settings: What to serve and how.
         child: An engine process that waits for its front end, if there is.
+        nursery: A process that workers can be forked from, if there is.
         member: Connection to the supervisor, in a worker.
         proven: Fingerprint -> what somebody else found out for it meanwhile, if anything.
 
@@ -60,7 +63,7 @@ def load_context(
         )
     for modality in settings.media_io_kwargs:
         resolve_media_io(frontend.info, modality, settings.media_io_kwargs)
-    return build_context(frontend, settings, child=child, member=member)
+    return build_context(frontend, settings, child=child, nursery=nursery, member=member)
 
 
 def build_context(
@@ -68,6 +71,7 @@ def build_context(
     settings: Settings,
     *,
     child: Child | None = None,
+    nursery: Child | None = None,
     member: Member | None = None,
 ) -> ServerContext:
     """Put the parts of a server together around a loaded front end."""
@@ -89,6 +93,14 @@ def build_context(
         ),
     )
     generates = settings.engine != "none"
+    workers: WorkerPool | None = None
+    if nursery is not None:
+        workers = WorkerPool(
+            nursery,
+            count=settings.num_media_processes,
+            result_bytes=int(settings.mm_processor_cache_gb * GIB) + IN_FLIGHT_BYTES,
+            time_limit_s=settings.media_decode_timeout,
+        )
     renderer = BaseRenderer(
         frontend,
         connector,
@@ -96,6 +108,7 @@ def build_context(
         executor=executor,
         mirrors_engine=generates,
         bindings=None if member is None else member.bindings,
+        workers=workers,
     )
     context = ServerContext(
         settings=settings,
@@ -110,6 +123,7 @@ def build_context(
             broker=member,
         ),
         member=member,
+        workers=workers,
         generates=generates,
         model_names=settings.served_model_name or (frontend.model_id,),
         metrics=Metrics(),
@@ -158,6 +172,11 @@ def add_gauges(context: ServerContext) -> None:
         if cache is not None:
             _add_cache_gauges(metrics, name, cache)
     metrics.gauge("requests_inside", "Requests that run or wait", lambda: context.queue.num_inside)
+    metrics.gauge(
+        "media_processes",
+        "Worker processes that decode and process items",
+        lambda: 0 if context.workers is None else context.workers.num_alive,
+    )
     metrics.gauge("engine_up", "Whether the engine answers", lambda: context.engine.is_alive)
 
 

@@ -69,7 +69,12 @@ def run_server(
         if settings.workers == 1:
             child = _fork_engine(model, settings, close=kept) if generates else None
             preload_server()
-            _run_front_end(model, settings, listeners[0], serving, child=child, proof=proof)
+            if child is not None:
+                kept.append(child.control.fileno())
+            nursery = _fork_nursery(settings, close=kept)
+            _run_front_end(
+                model, settings, listeners[0], serving, child=child, nursery=nursery, proof=proof
+            )
         else:
             preload_server()
             _supervise(model, settings, listeners, serving, proof)
@@ -99,6 +104,7 @@ def _run_front_end(
     on_ready: Callable[[Sequence[str]], None],
     *,
     child: Child | None = None,
+    nursery: Child | None = None,
     member: Member | None = None,
     proof: EarlyProof | None = None,
 ) -> None:
@@ -116,6 +122,7 @@ def _run_front_end(
                 settings,
                 listener,
                 child=child,
+                nursery=nursery,
                 member=member,
                 proof=proof,
                 on_ready=on_ready,
@@ -146,6 +153,8 @@ def _supervise(
 
     def run_worker(number: int, listener: socket.socket, control: socket.socket) -> int:
         name_logs(f"worker-{number}[%(process)d] ")
+        # While there is one thread.
+        nursery = _fork_nursery(own, close=[listener.fileno(), control.fileno()])
         # A supervisor that is gone took the engine with it.
         member = membership.Member(control, on_lost=lambda: os._exit(1), bindings=bindings)
         try:
@@ -154,6 +163,7 @@ def _supervise(
                 own,
                 listener,
                 lambda names: member.say(membership.Serving()),
+                nursery=nursery,
                 member=member,
                 proof=proof,
             )
@@ -201,6 +211,30 @@ def _fork_engine(model: str, settings: Settings, *, close: Sequence[int]) -> Chi
         return ForkedChild(run, close=close, name="lazydecode-eng")
     except OSError as exc:
         logger.warning("the engine cannot be forked (%s); it is spawned", exc)
+        return None
+
+
+def _fork_nursery(settings: Settings, *, close: Sequence[int]) -> Child | None:
+    """Return a process that workers can be forked from; None: threads do their work.
+
+    Args:
+        settings: How many workers there shall be.
+        close: Descriptors that the process must not keep.
+    """
+    if not settings.num_media_processes:
+        return None
+    from lazydecode.workers.nursery import run_nursery
+
+    try:
+        if not can_fork():
+            raise OSError("a GPU driver is open, or this is macOS")
+        return ForkedChild(
+            lambda control: run_nursery(control, tune_allocator),
+            close=close,
+            name="lazydecode-item",
+        )
+    except OSError as exc:
+        logger.warning("no processes for media (%s); threads decode and process", exc)
         return None
 
 

@@ -37,6 +37,7 @@ async def serve(
     listener: socket.socket,
     *,
     child: Child | None = None,
+    nursery: Child | None = None,
     member: Member | None = None,
     proof: EarlyProof | None = None,
     on_ready: Callable[[Sequence[str]], None],
@@ -48,6 +49,7 @@ async def serve(
         settings: What to serve and how.
         listener: Bound.
         child: An engine process that waits for us, if there is.
+        nursery: A process that workers can be forked from, if there is.
         member: Connection to the supervisor, in a worker.
         proof: What another process finds out about the model meanwhile.
         on_ready: Called with the names of the model once requests are served.
@@ -55,9 +57,15 @@ async def serve(
     Raises:
         LazyDecodeError: If the model cannot be loaded.
     """
+
+    def kill_processes() -> None:
+        for process in (child, nursery):
+            if process is not None:
+                process.kill()
+
     stop = StopSignals(
         settings.shutdown_grace,
-        on_abandon=lambda: None if child is None else child.kill(),
+        on_abandon=kill_processes,
         # Ctrl-C reaches the supervisor too, which sends SIGTERM.
         numbers=(signal.SIGTERM,) if member is not None else (signal.SIGINT, signal.SIGTERM),
     )
@@ -85,6 +93,7 @@ async def serve(
                     model,
                     settings,
                     child=child,
+                    nursery=nursery,
                     member=member,
                     proven=None if proof is None else proof.take,
                 ),

@@ -1,0 +1,252 @@
+"""A server with worker processes: the same answers, and a worker's death is one item's matter."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.builders import make_jpeg, make_wav
+from tests.builders_video import make_video
+from tests.server.command import Process, lazydecode
+from tests.server.harness import Server, data_url, image, request, text, video
+
+NUM_WORKERS = 2
+TIME_LIMIT_S = 8
+"""Long for what is done here, also on a busy machine."""
+WAIT_S = 120.0
+FLAGS = (
+    *("--engine", "none", "--port", "0"),
+    *("--media-processes", str(NUM_WORKERS), "--media-decode-timeout", str(TIME_LIMIT_S)),
+)
+ANNOUNCED = r"serving .* at (http://\S+)"
+
+
+@dataclass
+class Served:
+    """A server with workers, from outside."""
+
+    process: Process
+    url: str
+
+    def render(self, body: Any) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/chat/completions/render", json=body, timeout=WAIT_S)
+
+    def metric(self, name: str, labels: str = "") -> float:
+        written = httpx.get(f"{self.url}/metrics", timeout=WAIT_S).text
+        found = re.search(rf"^lazydecode_{name}{re.escape(labels)} (\S+)$", written, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def decodes(self) -> int:
+        """Decoder runs for images so far, of requests that have ended."""
+        wait_until(lambda: self.metric("requests_inside") == 0)
+        return int(self.metric("decodes_total", '{modality="image"}'))
+
+    def wait_for_workers(self) -> None:
+        wait_until(lambda: self.metric("media_processes") == NUM_WORKERS)
+
+    def below(self) -> list[psutil.Process]:
+        found = psutil.Process(self.process.process.pid).children(recursive=True)
+        return [child for child in found if child.status() != psutil.STATUS_ZOMBIE]
+
+    def workers(self) -> list[psutil.Process]:
+        """The processes of the last generation: those without children."""
+        (nursery,) = psutil.Process(self.process.process.pid).children()
+        return [w for w in nursery.children() if w.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Callable[..., Path]) -> Iterator[Served]:
+    """Killed at the end: what it leaves then ends by itself."""
+    model = str(tiny_model("qwen2_5_omni", weights=False))
+    with lazydecode("serve", model, *FLAGS) as process:
+        served = Served(process, process.read_until(ANNOUNCED))
+        served.wait_for_workers()
+        yield served
+        below = served.below()
+        assert len(below) == 1 + NUM_WORKERS
+        process.process.kill()
+        process.end()
+        _, alive = psutil.wait_procs(below, timeout=30)
+        assert alive == []
+
+
+def picture(seed: int, size: tuple[int, int] = (96, 64)) -> bytes:
+    """A JPEG that no other seed gives."""
+    return make_jpeg(size, comment=f"number {seed}")
+
+
+def stated(answer: httpx.Response) -> dict[str, Any]:
+    """An answer without what tells one request from another."""
+    said: dict[str, Any] = answer.json()
+    for part in (said, said.get("error", {})):
+        for name in ("request_id", "created"):
+            part.pop(name, None)
+    return said
+
+
+def one(seed: int) -> dict[str, Any]:
+    return request(image(data_url(picture(seed))), text())
+
+
+def sound(seconds: float) -> dict[str, Any]:
+    encoded = base64.b64encode(make_wav(rate=22050, seconds=seconds)).decode()
+    return {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
+
+
+def bodies() -> list[dict[str, Any]]:
+    clip = make_video(12, 10, audio=True)
+    large = picture(1, (1400, 900))  # its tensors go through shared memory
+    frames = ",".join(base64.b64encode(picture(n)).decode() for n in (2, 3))
+    return [
+        request(image(data_url(large)), image(data_url(picture(4))), text()),
+        request(sound(0.7), text()),
+        request(video(data_url(clip, "video/mp4")), text()),
+        request(video(f"data:video/jpeg;base64,{frames}"), text()),
+        request(
+            video(data_url(clip, "video/mp4")),
+            text(),
+            mm_processor_kwargs={"use_audio_in_video": True},
+            media_io_kwargs={"video": {"num_frames": 4}},
+        ),
+        request(image(data_url(b"\xff\xd8\xff\xe0 no picture")), text()),
+        request(image(data_url(picture(5))), image(data_url(b"GIF89a")), text()),
+        request(sound(0.0), text()),
+    ]
+
+
+@pytest.mark.slow
+def test_answers_are_those_of_a_server_with_threads(
+    served: Served, tiny_model: Callable[..., Path]
+) -> None:
+    before = served.decodes()
+    times = '{modality="image",stage="process"}'
+    processed = served.metric("item_stage_seconds_count", times)
+    with Server(tiny_model("qwen2_5_omni", weights=False), engine="none") as threads:
+        for body in bodies():
+            ours, theirs = served.render(body), threads.render(body)
+            assert ours.status_code == theirs.status_code
+            assert stated(ours) == stated(theirs)
+        assert threads.decodes() == 2
+    # Of the requests that were answered: each picture once, and timed.
+    assert served.decodes() - before == 2
+    assert served.metric("item_stage_seconds_count", times) - processed == 2
+
+
+@pytest.mark.slow
+def test_a_storm_for_one_item_decodes_once(served: Served) -> None:
+    before = served.decodes()
+    body = one(10)
+    with ThreadPoolExecutor(16) as clients:
+        answers = list(clients.map(served.render, [body] * 32))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len({answer.json()["features"]["kwargs_data"]["image"][0] for answer in answers}) == 1
+    assert served.decodes() - before == 1
+
+
+@pytest.mark.slow
+def test_an_item_survives_the_death_of_its_worker(served: Served) -> None:
+    served.wait_for_workers()
+    workers = served.workers()
+    for worker in workers:
+        worker.suspend()  # whoever gets the item is slow with it
+    with ThreadPoolExecutor(1) as client:
+        answer = client.submit(served.render, one(20))
+        wait_until(lambda: served.metric("requests_inside") == 1 or answer.done())
+        assert not answer.done(), answer.result().text
+        for worker in workers:
+            worker.kill()
+        assert answer.result().status_code == 200
+    assert served.render(one(21)).status_code == 200
+    # The other one, which died idle, is replaced as well.
+    wait_until(lambda: len(served.workers()) == NUM_WORKERS)
+    assert {w.pid for w in served.workers()}.isdisjoint(w.pid for w in workers)
+
+
+@pytest.mark.slow
+def test_an_item_that_takes_too_long_is_named_and_its_worker_replaced(served: Served) -> None:
+    served.wait_for_workers()
+    assert served.render(one(30)).status_code == 200
+    num_descriptors = psutil.Process(served.process.process.pid).num_fds()
+    workers = served.workers()
+    for worker in workers:
+        worker.suspend()
+    body = request(image(data_url(picture(30))), image(data_url(picture(31))), text())
+    started = time.monotonic()
+    answer = served.render(body)
+    assert answer.status_code == 504
+    error = answer.json()["error"]
+    assert (error["modality"], error["index"]) == ("image", 1)
+    assert f"longer than the {TIME_LIMIT_S} s" in error["message"]
+    assert TIME_LIMIT_S <= time.monotonic() - started < TIME_LIMIT_S + 20
+    for worker in workers:
+        if worker.is_running():
+            worker.resume()
+    assert served.render(body).status_code == 200
+    served.wait_for_workers()
+    assert len(served.workers()) == NUM_WORKERS
+    assert {w.pid for w in served.workers()} != {w.pid for w in workers}
+    now = psutil.Process(served.process.process.pid).num_fds()
+    assert abs(now - num_descriptors) <= 4  # connections of clients come and go
+
+
+@pytest.mark.slow
+def test_a_client_that_goes_away_leaves_nothing_behind(served: Served) -> None:
+    served.wait_for_workers()
+    workers = served.workers()
+    for worker in workers:
+        worker.suspend()
+    with pytest.raises(httpx.ReadTimeout):
+        url = f"{served.url}/v1/chat/completions/render"
+        httpx.post(url, json=one(40), timeout=0.3)
+    for worker in workers:
+        worker.resume()
+    wait_until(lambda: served.metric("requests_inside") == 0)
+    assert served.metric("budget_held_bytes", '{kind="decoded"}') == 0
+    assert served.metric("budget_held_bytes", '{kind="encoded"}') == 0
+    assert served.render(one(40)).status_code == 200
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_a_server_that_stops_takes_its_workers_along(tiny_model: Callable[..., Path]) -> None:
+    """Also without them: the process that they are forked from is killed before."""
+    model = str(tiny_model("qwen2_audio", weights=False))
+    with lazydecode("serve", model, *FLAGS) as process:
+        served = Served(process, process.read_until(ANNOUNCED))
+        served.wait_for_workers()
+        clip = request(sound(0.5), text())
+        first = served.render(clip)
+        assert first.status_code == 200
+        below = served.below()
+        (nursery,) = psutil.Process(process.process.pid).children()
+        nursery.kill()
+        psutil.wait_procs(below, timeout=30)
+        # Threads take over, also what a worker had begun.
+        answers = [served.render(request(sound(0.5 + n / 10), text())) for n in range(1, 5)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert served.metric("media_processes") == 0
+        threads = threading.active_count()
+        assert process.end(signal.SIGTERM) == 0
+        assert threading.active_count() == threads
+    assert "processed by threads from here on" in process.output
+    assert "Traceback" not in process.output
+    assert not any(os.path.exists(f"/proc/{child.pid}") for child in below)
