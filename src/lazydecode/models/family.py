@@ -10,9 +10,11 @@ from typing import Any, Literal
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalKwargsItem
+from lazydecode.media.raw_video import RawVideo
+from lazydecode.models.enlargement import check_enlargement
 from lazydecode.models.expansion import ExpandedPrompt, ItemText, PromptExpander
 from lazydecode.models.header_only import Way, stand_in, substitutes
-from lazydecode.models.item import ItemProcessor, ProcessedItem
+from lazydecode.models.item import ItemProcessor, ProcessedItem, shape_of
 from lazydecode.models.memo import Memo
 from lazydecode.models.options import ProcessorOptions
 from lazydecode.models.pairing import Pair, SoundPairing
@@ -115,6 +117,11 @@ class Family:
         self.pixel_plan = pixel_plan
         self.raw_modalities = raw_modalities
         self._substitutes = substitutes(call.processor)
+        self._resizing = {
+            m: part
+            for m in ("image", "video")
+            if (part := getattr(call.processor, f"{m}_processor", None)) is not None
+        }
         self._sketches: Memo[Sketch] = Memo()
         self._default_name = _name(options.defaults)
         self.pairing: SoundPairing | None = None
@@ -158,6 +165,8 @@ class Family:
         """
         self.check_modality(modality)
         merged = self.options.merge(options)
+        if modality in self._resizing and not isinstance(item, RawVideo):
+            check_enlargement(modality, shape_of(modality, item), self._resizing[modality], merged)
         if modality in self.raw_modalities:
             merged = raw_options(modality, merged) or merged
         return self.items.process(modality, item, merged)
@@ -201,6 +210,8 @@ class Family:
     def _sketch(
         self, modality: str, shape: tuple[Any, ...], way: Way, options: Mapping[str, Any]
     ) -> Sketch:
+        if modality in self._resizing:
+            check_enlargement(modality, shape, self._resizing[modality], options)
         if modality in self.raw_modalities:
             options = raw_options(modality, options) or options
         sketched = self.items.sketch(
