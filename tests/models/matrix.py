@@ -71,12 +71,15 @@ def run(
 ) -> Iterator[dict[str, Any]]:
     """Check families in worker processes; yield each result as it comes."""
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(
-        workers, mp_context=context, max_tasks_per_child=_FAMILIES_PER_WORKER
-    ) as pool:
-        jobs = [pool.submit(check, family, folder, thorough) for family in families]
-        for job in as_completed(jobs):
-            yield job.result()
+    # New processes by new pools: a pool whose workers end after so many tasks does not always
+    # start the next ones (https://github.com/python/cpython/issues/115634).
+    step = _FAMILIES_PER_WORKER * workers
+    for start in range(0, len(families), step):
+        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+            group = families[start : start + step]
+            jobs = [pool.submit(check, family, folder, thorough) for family in group]
+            for job in as_completed(jobs):
+                yield job.result()
 
 
 def write(results: Mapping[str, dict[str, Any]], to: Path) -> None:

@@ -161,6 +161,23 @@ def test_a_family_that_cannot_be_proven_is_refused_with_the_difference(
     assert "puts no image items into text" in model.findings.facts.refused["image"]
 
 
+def test_what_a_record_states_is_not_found_out(
+    tiny_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "<|vision_start|><|image_pad|><|vision_end|>"
+    record = FamilyRecord(
+        item_text={"image": text}, header={"image": "content"}, max_items={"image": 3}
+    )
+    monkeypatch.setattr(loading, "record_for", lambda processor: record)
+    model = load_model_frontend(str(tiny_model("qwen2_vl", weights=False)), Settings())
+    assert model.findings is not None and model.mm_processor is not None
+    assert model.findings.facts.modalities["image"].text == text
+    assert model.findings.proof.mode == "expand"
+    assert model.findings.proof.headers == {"image": "content", "video": "meta"}
+    assert model.mm_processor.family.sketch("image", (56, 56)) is None
+    assert model.max_items == {"image": 3, "video": None}
+
+
 def test_loading_leaves_nothing_behind_that_changes_the_hf_objects(frontend: LoadFrontend) -> None:
     model = frontend("qwen2_vl")
     assert type(model.processor.tokenizer).__module__.startswith("transformers")
