@@ -16,14 +16,16 @@ FIGURES = PAGE.parent / "figures"
 
 def main() -> None:
     """Write the page from what there is."""
-    paths = [RESULTS / f"{kind}.json" for kind in ("frontend", "serve")]
-    frontend, serve = (read_record(path) if path.exists() else None for path in paths)
+    paths = [RESULTS / f"{kind}.json" for kind in ("frontend", "serve", "endurance")]
+    frontend, serve, endurance = (read_record(path) if path.exists() else None for path in paths)
     for record in (frontend, serve):
         if record is not None:
             write_plots(record, FIGURES)
     notes = HERE / "notes.md"
     PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(write_page(frontend, serve, notes.read_text("utf-8")), "utf-8")
+    PAGE.write_text(
+        write_page(frontend, serve, notes.read_text("utf-8"), endurance=endurance), "utf-8"
+    )
     print(f"written to {PAGE}")
 
 

@@ -32,9 +32,17 @@ class Goal:
         return (name, self.goal, self.floor, self.eager, self.ours, self.ratio, verdict)
 
 
-def goals_grid(frontend: dict[str, Any] | None, serve: dict[str, Any] | None) -> Grid:
+def goals_grid(
+    frontend: dict[str, Any] | None,
+    serve: dict[str, Any] | None,
+    endurance: dict[str, Any] | None = None,
+) -> Grid:
     """Return the table of all goals that the records speak about."""
-    found = [*(_frontend_goals(frontend) if frontend else ()), *(_serve_goals(serve or {}))]
+    found = [
+        *(_frontend_goals(frontend) if frontend else ()),
+        *_serve_goals(serve or {}),
+        *(_endurance_goals(endurance) if endurance else ()),
+    ]
     head = ("goal", "wanted", "floor", "eager", "here", "here / floor", "reached")
     return Grid("What was to be reached", head, [goal.cells() for goal in _sorted(found)])
 
@@ -112,6 +120,34 @@ def _memory_goals(record: dict[str, Any]) -> Iterator[Goal]:
             f"{ours['growth_mb']:.2f} MB",
             "-",
             ours["growth_mb"] <= 0.3,
+        )
+
+
+def _endurance_goals(record: dict[str, Any]) -> Iterator[Goal]:
+    settings, crowd, soak = record["settings"], record["crowd"], record["soak"]
+    budget_mb = sum(settings["budgets_mb"].values())
+    yield Goal(
+        9,
+        f"{settings['requests']} requests of {settings['images']} images at once",
+        f"≤ {budget_mb} MB (budgets and cache), none refused",
+        "-",
+        "-",
+        f"{crowd['growth_mb']:.0f} MB, {sum(crowd['errors'].values())} refused",
+        "-",
+        crowd["growth_mb"] <= budget_mb and not crowd["errors"],
+    )
+    slope = soak["slope_mb_per_hour"]
+    if slope is not None:
+        yield Goal(
+            9,
+            f"{soak['seconds'] / 60:.0f} minutes of mixed requests ({soak['requests']:,})",
+            "no slope",
+            "0",
+            "-",
+            f"{slope:+.0f} MB an hour, within {soak['spread_mb']:.0f} MB",
+            "-",
+            # What an hour would add must be less than what the memory varies by anyway.
+            slope * soak["seconds"] / 3600 <= 0.5 * max(soak["spread_mb"], 1.0),
         )
 
 

@@ -43,7 +43,11 @@ Names of rows, what the eager baseline does, and how to add a claim: `benchmarks
 
 
 def write_page(
-    frontend: dict[str, Any] | None, serve: dict[str, Any] | None, notes: str = ""
+    frontend: dict[str, Any] | None,
+    serve: dict[str, Any] | None,
+    notes: str = "",
+    *,
+    endurance: dict[str, Any] | None = None,
 ) -> str:
     """Return the page as Markdown.
 
@@ -51,10 +55,12 @@ def write_page(
         frontend: Record of `bench frontend`.
         serve: Record of `bench serve`.
         notes: Markdown to add: what was tried, and what did not help.
+        endurance: Record of `benchmarks/endurance.py`.
     """
     records = [record for record in (frontend, serve) if record is not None]
-    parts = [_INTRO, *map(_provenance, records)]
-    parts += _sections([goals_grid(frontend, serve)])
+    known = [*records, *([] if endurance is None else [endurance])]
+    parts = [_INTRO, *map(_provenance, known)]
+    parts += _sections([goals_grid(frontend, serve, endurance)])
     for record in records:
         parts += [f"![{text}](figures/{name}.svg)\n" for name, text in _FIGURES[record["kind"]]]
         parts += _sections(grids(record))

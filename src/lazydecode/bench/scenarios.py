@@ -144,7 +144,8 @@ def _data_url(media_type: str, data: bytes) -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
-def _body(parts: list[dict[str, Any]], payload: str | None, number: int = 0) -> bytes:
+def request_body(parts: list[dict[str, Any]], payload: str | None, number: int = 0) -> bytes:
+    """A request with these parts and a question; None as payload: a streamed answer to it."""
     text = {"type": "text", "text": f"Question {number}: what is shown here?"}
     return _request([{"role": "user", "content": [*parts, text]}], payload)
 
@@ -164,7 +165,7 @@ def _request(messages: list[dict[str, Any]], payload: str | None) -> bytes:
 
 
 def _text(count: int, seed: int) -> Batch:
-    return Batch([_body([], "none", number) for number in range(count)])
+    return Batch([request_body([], "none", number) for number in range(count)])
 
 
 def _hot(
@@ -174,8 +175,8 @@ def _hot(
         num_pictures = min(count, _POOL if size == _HD else _POOL // 2)
         media = [pool.picture(size, number) for number in range(num_pictures)]
         parts = [image_part(data) for data in media]
-        bodies = [_body([parts[n % num_pictures]], payload, n) for n in range(count)]
-        return Batch(bodies, [_body([part], payload) for part in parts], media[:1])
+        bodies = [request_body([parts[n % num_pictures]], payload, n) for n in range(count)]
+        return Batch(bodies, [request_body([part], payload) for part in parts], media[:1])
 
     return build
 
@@ -187,7 +188,7 @@ def _chat(pool: MediaPool) -> Callable[[int, int], Batch]:
 def _unique(pool: MediaPool, num_images: int) -> Callable[[int, int], Batch]:
     def build(count: int, seed: int) -> Batch:
         media = [pool.picture(_HD, _fresh(seed, number)) for number in range(count)]
-        bodies = [_body([image_part(data)], "tensors", n) for n, data in enumerate(media)]
+        bodies = [request_body([image_part(data)], "tensors", n) for n, data in enumerate(media)]
         return Batch(bodies, media=media[:1])
 
     return build
@@ -200,7 +201,8 @@ def _four(pool: MediaPool) -> Callable[[int, int], Batch]:
             for number in range(count)
         ]
         bodies = [
-            _body([image_part(data) for data in group], "none", n) for n, group in enumerate(groups)
+            request_body([image_part(data) for data in group], "none", n)
+            for n, group in enumerate(groups)
         ]
         return Batch(bodies, media=groups[0])
 
@@ -217,8 +219,8 @@ def _video(pool: MediaPool, *, primed: bool = False) -> Callable[[int, int], Bat
             for number in range(num_clips if primed else count)
         ]
         parts = [video_part(data) for data in media]
-        bodies = [_body([parts[n % len(parts)]], "tensors", n) for n in range(count)]
-        prime = [_body([part], "tensors") for part in parts] if primed else []
+        bodies = [request_body([parts[n % len(parts)]], "tensors", n) for n in range(count)]
+        prime = [request_body([part], "tensors") for part in parts] if primed else []
         return Batch(bodies, prime, media[:1])
 
     return build
@@ -250,7 +252,7 @@ def _turns(pool: MediaPool, *, chat: bool) -> Callable[[int, int], Batch]:
 def _storm(pool: MediaPool) -> Callable[[int, int], Batch]:
     def build(count: int, seed: int) -> Batch:
         data = pool.picture(_HD, _fresh(seed, 0))
-        return Batch([_body([image_part(data)], "tensors")] * count, media=[data])
+        return Batch([request_body([image_part(data)], "tensors")] * count, media=[data])
 
     return build
 
@@ -266,7 +268,7 @@ def _heavy(pool: MediaPool) -> Callable[[int, int], Batch]:
                 part = video_part(clip + mark)
             else:
                 part = image_part(pool.picture(_4K, _fresh(seed, number)))
-            bodies.append(_body([part], "tensors", number))
+            bodies.append(request_body([part], "tensors", number))
         return Batch(bodies)
 
     return build

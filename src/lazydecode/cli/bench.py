@@ -178,7 +178,7 @@ def goals(records: tuple[Path, ...]) -> None:
         by_kind = {record["kind"]: record for record in map(read_record, records)}
     except ValueError as exc:
         raise click.ClickException(str(exc)) from exc
-    _console().print(goals_grid(by_kind.get("frontend"), by_kind.get("serve")).to_rich())
+    _console().print(goals_grid(*map(by_kind.get, ("frontend", "serve", "endurance"))).to_rich())
 
 
 @contextmanager
