@@ -185,6 +185,14 @@ class Settings(BaseSettings):
     trust_remote_code: bool = Field(False, description="Run code that a model folder ships.")
     mm_processor_cache_gb: float = Field(4.0, ge=0, description="Processor cache, GiB; 0: off.")
     mm_processor_cache: str = Field("lru", description="Which registered processor cache is used.")
+    processor_store: Path | None = Field(
+        None,
+        description="Folder below the processor cache: results stay from start to start, and are "
+        "shared by all workers and replicas that have it. None given: there is no such store.",
+    )
+    processor_store_gb: float = Field(
+        20.0, gt=0, description="Size of the processor store, GiB; least recently used first out."
+    )
     mm_hasher_algorithm: Literal["sha256", "sha512", "blake3"] = Field(
         "sha256", description="Digest of identities in the processor cache."
     )

@@ -36,7 +36,7 @@ from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.remote import ItemWorkers
 from lazydecode.renderers.both import both
-from lazydecode.renderers.caches import ClearedCaches, FrontendCaches, Purpose
+from lazydecode.renderers.caches import ClearedCaches, FrontendCaches, Purpose, open_store
 from lazydecode.renderers.chat import (
     MediaRequest,
     check_item_counts,
@@ -97,6 +97,7 @@ class BaseRenderer:
                 settings.mm_processor_cache,
                 capacity_bytes=cache_bytes,
                 mirrors_engine=mirrors_engine,
+                store=open_store(frontend, settings),
             )
         self.encoded_budget = ByteBudget(
             limits.max_encoded_bytes,
@@ -157,6 +158,7 @@ class BaseRenderer:
                 identities=self.identities,
                 chunks=chunks,
                 fingerprint=frontend.fingerprint,
+                caches=self.caches,
             )
 
     @property
@@ -227,16 +229,20 @@ class BaseRenderer:
             or bool(conversation.embeds)
             or any(item.modality in self.frontend.random(processor_kwargs) for item in media)
         )
+        options, named = None, list[str]()
         if any(item.uuid is not None for item in media):
-            with naming_videos(media):
-                self.identities.find_held(
-                    media,
-                    self._options(request, processor_kwargs, media_io_kwargs),
-                    self.caches.select(purpose, skip=skips_cache),
-                )
+            options = self._options(request, processor_kwargs, media_io_kwargs)
+            named = [] if skips_cache else self.identities.named_hashes(media, options)
         limit_s = self.settings.max_render_time
         deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
-        async with hold or EncodedHold(self.encoded_budget) as hold:
+        async with (
+            hold or EncodedHold(self.encoded_budget) as hold,
+            self.caches.borrowing(self.executor.quick, named),
+        ):
+            if options is not None:
+                with naming_videos(media):
+                    cache = self.caches.select(purpose, skip=skips_cache)
+                    self.identities.find_held(media, options, cache)
             with time_limit(deadline):
                 async with asyncio.timeout_at(deadline):
                     prompt, items = await self._write_and_fetch(
@@ -364,6 +370,7 @@ class BaseRenderer:
         self._processing.shutdown()
         self.prompts.shutdown()
         self._mm_executor.shutdown()
+        self.caches.close()
         self.executor.shutdown()
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -11,6 +14,13 @@ from lazydecode.cache import (
     BaseMultiModalProcessorCache,
     ReadOnlyCacheView,
 )
+from lazydecode.cache.base import GIB
+from lazydecode.cache.store import ItemStore
+from lazydecode.cache.stored import StoredCache, StoredResults
+from lazydecode.config import Settings
+from lazydecode.errors import ValidationError
+from lazydecode.media.decode import await_with_cancellation_drain
+from lazydecode.models.loading import ModelFrontend
 
 Purpose: TypeAlias = Literal["render", "engine", "count"]
 """What a request is processed for, which says which cache it goes by: that of rendered prompts,
@@ -34,15 +44,54 @@ class FrontendCaches:
     """For prompts that no engine follows."""
     sender: BaseMultiModalProcessorCache | None = None
     """Mirrors the engine's."""
+    stored: StoredResults | None = None
+    """The second level below both; None: there is none."""
 
     @classmethod
-    def create(cls, kind: str, *, capacity_bytes: int, mirrors_engine: bool) -> FrontendCaches:
-        """Return caches of a registered kind, `capacity_bytes` each."""
+    def create(
+        cls,
+        kind: str,
+        *,
+        capacity_bytes: int,
+        mirrors_engine: bool,
+        store: ItemStore | None = None,
+    ) -> FrontendCaches:
+        """Return caches of a registered kind, `capacity_bytes` each, over a store if there is."""
         caches = PROCESSOR_CACHE_REGISTRY.get(kind)
+        render = caches.render(capacity_bytes=capacity_bytes)
+        sender = caches.sender(capacity_bytes=capacity_bytes) if mirrors_engine else None
+        if store is None:
+            return cls(render, sender)
+        stored = StoredResults(store)
         return cls(
-            caches.render(capacity_bytes=capacity_bytes),
-            caches.sender(capacity_bytes=capacity_bytes) if mirrors_engine else None,
+            StoredCache(render, stored),
+            None if sender is None else StoredCache(sender, stored),
+            stored,
         )
+
+    @asynccontextmanager
+    async def borrowing(self, executor: Executor, mm_hashes: Iterable[str]) -> AsyncIterator[None]:
+        """Have what the store holds of these while the block runs; read on `executor`."""
+        missing = [] if self.stored is None else [h for h in mm_hashes if self._lacks(h)]
+        if self.stored is None or not missing:
+            yield
+            return
+        loan = self.stored.borrow()
+        try:
+            reading = asyncio.get_running_loop().run_in_executor(executor, loan.load, missing)
+            await await_with_cancellation_drain(reading)
+            yield
+        finally:
+            loan.end()
+
+    def _lacks(self, mm_hash: str) -> bool:
+        """Whether one of the caches would have to make the item."""
+        return any(not cache.is_cached_item(mm_hash) for cache in self)
+
+    def close(self) -> None:
+        """Return when what is to be stored is stored."""
+        if self.stored is not None:
+            self.stored.close()
 
     def __iter__(self) -> Iterator[BaseMultiModalProcessorCache]:
         return (cache for cache in (self.render, self.sender) if cache is not None)
@@ -57,8 +106,27 @@ class FrontendCaches:
         return self.sender if purpose == "engine" else self.render
 
     def clear(self) -> tuple[int, int]:
-        """Empty both; return how many entries they had."""
+        """Empty both, and the store; return how many entries the two had."""
         counts = tuple(0 if cache is None else len(cache) for cache in (self.render, self.sender))
         for cache in self:
             cache.clear_cache()
+        if self.stored is not None:
+            self.stored.clear()
         return counts[0], counts[1]
+
+
+def open_store(frontend: ModelFrontend, settings: Settings) -> ItemStore | None:
+    """Return the store below the caches, if there is to be one.
+
+    Chunks have none: which of them a video has is known only once it was decoded.
+
+    Raises:
+        ValidationError: If its folder cannot be used.
+    """
+    folder, processor = settings.processor_store, frontend.mm_processor
+    if folder is None or (processor is not None and processor.splitter is not None):
+        return None
+    try:
+        return ItemStore(folder, max_bytes=int(settings.processor_store_gb * GIB))
+    except ValueError as exc:
+        raise ValidationError(str(exc), parameter="processor_store") from exc

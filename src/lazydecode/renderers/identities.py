@@ -75,6 +75,13 @@ class ItemIdentities:
         self._holds_video = holds_video
         self.bindings: Bindings = UuidBindings() if bindings is None else bindings
 
+    def named_hashes(self, media: Sequence[MediaRequest], options: ProcessorInputs) -> list[str]:
+        """Return the identities that the uuids of a request stand for, as far as they are known."""
+        names = (
+            self._name(item.modality, item.uuid, options) for item in media if item.uuid is not None
+        )
+        return [mm_hash for mm_hash in map(self.bindings.peek, names) if mm_hash]
+
     def find_held(
         self,
         media: Sequence[MediaRequest],

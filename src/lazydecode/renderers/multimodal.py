@@ -31,6 +31,7 @@ from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.timing import TimingContext
+from lazydecode.renderers.caches import FrontendCaches
 from lazydecode.renderers.cancellation import Cancellation
 from lazydecode.renderers.chunks import ChunkResolver
 from lazydecode.renderers.decode_counting import (
@@ -98,6 +99,7 @@ class MultiModalRunner:
         identities: Finds what items are.
         chunks: Cuts videos, for a model that wants chunks; else None.
         fingerprint: Stands for everything of the processor that results depend on.
+        caches: Know of the store below the caches of requests.
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class MultiModalRunner:
         identities: ItemIdentities,
         chunks: ChunkResolver | None = None,
         fingerprint: str = "",
+        caches: FrontendCaches | None = None,
     ) -> None:
         self._processor = processor
+        self._caches = FrontendCaches() if caches is None else caches
         self._worker = worker
         self._executor = executor
         self._processing = processing
@@ -175,6 +179,9 @@ class MultiModalRunner:
         refs: list[MediaRef[Any]] = []
         inputs, named = self._build_inputs(job, cache, refs)
         async with AsyncExitStack() as stack:
+            if cache is not None:
+                known = [h for group in (inputs.mm_hash_items or {}).values() for h in group]
+                await stack.enter_async_context(self._caches.borrowing(self._executor, known))
             with timing.record("budget"):
                 missing = self._counter.find_missing(inputs, trusts_hits=trusts_hits)
                 estimate = (
