@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import signal
 import socket
 import threading
@@ -21,6 +22,30 @@ from tests.server.command import START_S, Process, lazydecode
 from tests.server.harness import data_url, image, request, text
 
 
+@contextmanager
+def running_stream(url: str, *, max_tokens: int) -> Iterator[Iterator[str]]:
+    """The events of a generation that has begun, without their `data: `."""
+    body = request(image(data_url(make_jpeg())), text("x"), max_tokens=max_tokens)
+    body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": False}}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
+        assert answer.status_code == 200
+        events = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
+        first = next(events)
+        assert "error" not in json.loads(first)
+        yield events
+
+
+@contextmanager
+def generating_server(model: Path, *flags: str) -> Iterator[tuple[Process, str]]:
+    """A server with its engine, and its URL; the engine's process is gone afterwards."""
+    with lazydecode("serve", str(model), "--port", "0", *flags) as server:
+        url = server.read_until(r"serving .* at (http://\S+)")
+        [engine] = psutil.Process(server.process.pid).children(recursive=True)
+        yield server, url
+        psutil.wait_procs([engine], timeout=10)
+        assert not engine.is_running()
+
+
 @pytest.mark.slow
 def test_it_serves_and_stops_on_sigint_leaving_no_process(tiny_model: Callable[..., Path]) -> None:
     arguments = ("--port", "0", "--log-level", "debug")
@@ -34,7 +59,11 @@ def test_it_serves_and_stops_on_sigint_leaving_no_process(tiny_model: Callable[.
         assert not any("scipy/optimize" in library.path for library in parent.memory_maps())
         body = request(image(data_url(make_jpeg())), text("x"), max_tokens=2)
         assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
-        assert server.end(signal.SIGINT) == 0
+        with running_stream(url, max_tokens=100) as events:
+            assert server.end(signal.SIGINT) == 0
+            *pieces, last = list(events)
+        assert last == "[DONE]"
+        assert json.loads(pieces[-1])["choices"][0]["finish_reason"] == "length"
         assert "Traceback" not in server.output
         assert "stopped" in server.output
         psutil.wait_procs(children, timeout=10)
@@ -140,6 +169,35 @@ def test_a_second_signal_ends_it_at_once(
         assert server.end(signal.SIGINT) == 128 + signal.SIGINT
         thread.join(60)
         gate.open()
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.slow
+def test_a_stream_that_outlasts_the_grace_ends_with_an_error(
+    tiny_model: Callable[..., Path],
+) -> None:
+    flags = ("--shutdown-grace", "0.5")
+    with generating_server(tiny_model("qwen2_5_vl"), *flags) as (server, url):
+        with running_stream(url, max_tokens=20_000) as events:
+            assert server.end(signal.SIGTERM) == 0
+            *pieces, last = list(events)
+        assert "is being stopped" in json.loads(last)["error"]["message"]
+        assert all(json.loads(p)["choices"][0]["finish_reason"] is None for p in pieces)
+        assert "Traceback" not in server.output
+        assert "stopped" in server.output
+
+
+@pytest.mark.slow
+def test_a_second_signal_ends_a_stream_and_the_engine_at_once(
+    tiny_model: Callable[..., Path],
+) -> None:
+    with generating_server(tiny_model("qwen2_5_vl")) as (server, url):
+        with running_stream(url, max_tokens=20_000) as events:
+            server.process.send_signal(signal.SIGTERM)
+            server.read_until("a second signal ends them")
+            assert server.end(signal.SIGTERM) == 128 + signal.SIGTERM
+            with pytest.raises(httpx.TransportError):
+                list(events)
         assert "Traceback" not in server.output
 
 
