@@ -4,7 +4,8 @@ VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST_ARGS ?= -n 2
+# worksteal: files stay whole, so that what a file starts once is started once.
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test lint format bench docs
