@@ -260,6 +260,9 @@ class Settings(BaseSettings):
         (), description="Names under which the model answers; none given: the path."
     )
     api_key: str | None = Field(None, description="Key that requests must bear; none given: open.")
+    timeline_requests: int = Field(
+        100, ge=0, description="Last requests whose timelines `/timeline` shows; 0: none."
+    )
     workers: int = Field(
         1,
         ge=1,

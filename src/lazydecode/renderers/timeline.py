@@ -33,10 +33,13 @@ class ItemTimeline:
     """Whether another item or request paid for a stage that this one waited for."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Stage -> duration. A stage that did not happen, as the decode of a hit, is absent."""
+    noted: dict[str, float] = field(default_factory=dict)
+    """Stage -> when it was last told of, by `time.perf_counter`."""
 
     def add(self, stage: str, seconds: float) -> None:
         """Add to a stage's duration."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self.noted[stage] = time.perf_counter()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, durations in milliseconds."""
@@ -58,6 +61,8 @@ class Timeline:
     seconds: dict[str, float] = field(default_factory=dict)
     items: list[ItemTimeline] = field(default_factory=list)
     """In message order."""
+    noted: dict[str, float] = field(default_factory=dict)
+    """Stage -> when it was last told of, by `time.perf_counter`."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -71,6 +76,7 @@ class Timeline:
     def add(self, name: str, seconds: float) -> None:
         """Add to a stage's duration."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+        self.noted[name] = time.perf_counter()
 
     def item(self, modality: str, index: int) -> ItemTimeline:
         """Return an item's timeline, made on first use."""

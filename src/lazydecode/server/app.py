@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lazydecode.server.context import ServerContext
 from lazydecode.server.endpoint import Endpoint, Handler
-from lazydecode.server.routes import chat, render, system, tokenize, transcriptions
+from lazydecode.server.routes import chat, render, system, timeline, tokenize, transcriptions
 
 
 def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlette:
@@ -50,6 +50,8 @@ def create_app(context: ServerContext, *, runs_context: bool = True) -> Starlett
         post("/reset_mm_cache", "reset_mm_cache", system.reset_mm_cache, limited=False),
         get("/v1/models", "models", system.list_models),
         get("/v1/models/{model:path}", "models", system.show_model),
+        get("/timeline", "timeline", timeline.show_page),
+        get("/timeline.json", "timeline", timeline.show_json),
         get("/health", "health", system.health, needs_key=False),
         get("/metrics", "metrics", system.metrics, needs_key=False),
         get("/version", "version", system.version, needs_key=False),

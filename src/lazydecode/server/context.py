@@ -18,6 +18,7 @@ from lazydecode.renderers.caches import ClearedCaches
 from lazydecode.server.membership import Clear, Member
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.queueing import RequestQueue
+from lazydecode.server.recent import RecentRequests
 from lazydecode.server.samples import sum_up, write_samples
 from lazydecode.workers.nursery import Configure
 from lazydecode.workers.pool import WorkerPool
@@ -37,6 +38,7 @@ class ServerContext:
     """The first is the one that answers state."""
     metrics: Metrics
     queue: RequestQueue
+    recent: RecentRequests
     created: int
     """Unix time at which the model was loaded."""
     stated_dtype: torch.dtype

@@ -15,6 +15,7 @@ from lazydecode.errors import OverloadedError
 from lazydecode.server.context import ServerContext
 from lazydecode.server.error_mapping import ErrorAnswer, map_error
 from lazydecode.server.exchange import Exchange
+from lazydecode.server.recent import FinishedRequest
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,11 @@ class Endpoint:
         status = exchange.status or CLIENT_LEFT
         self._context.metrics.observe_request(self._route, status, seconds)
         if self._limited:
+            self._context.recent.add(
+                FinishedRequest(
+                    exchange.request_id, self._route, status, seconds, exchange.timeline
+                )
+            )
             logger.info(
                 "request %s %s %d %.1f ms",
                 exchange.request_id,

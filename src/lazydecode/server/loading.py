@@ -28,6 +28,7 @@ from lazydecode.server.membership import Member
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.plugin_check import check_plugins
 from lazydecode.server.queueing import RequestQueue
+from lazydecode.server.recent import RecentRequests
 from lazydecode.workers.pool import WorkerPool
 
 
@@ -130,6 +131,7 @@ def build_context(
         queue=RequestQueue(
             max_running=settings.max_batch_size, max_waiting=settings.max_waiting_requests
         ),
+        recent=RecentRequests(settings.timeline_requests),
         created=int(time.time()),
         stated_dtype=consumer_dtype(frontend.config, settings.dtype),
     )
