@@ -18,6 +18,7 @@ from lazydecode.server.endpoint import Endpoint
 from lazydecode.server.exchange import Exchange
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.queueing import RequestQueue
+from lazydecode.server.recent import RecentRequests
 
 Handler = Callable[[ServerContext, Exchange], Awaitable[None]]
 
@@ -55,7 +56,8 @@ def test_an_answer_is_counted_before_the_client_has_it_whole(
 ) -> None:
     metrics = Metrics()
     queue = RequestQueue(max_running=1, max_waiting=1)
-    context = SimpleNamespace(metrics=metrics, queue=queue, settings=Settings())
+    recent = RecentRequests(1)
+    context = SimpleNamespace(metrics=metrics, queue=queue, settings=Settings(), recent=recent)
     count = metrics.registry.get_sample_value
 
     async def handle(context: ServerContext, exchange: Exchange) -> None:
