@@ -144,6 +144,8 @@ def test_a_value_out_of_range_names_its_field(name: str, value: Any) -> None:
         (b'{"messages":[],"metadata":{"a":' + b"[" * 100_000, "nested too deeply"),
         (b'{"messages":[{"role":"user","content":"\xff"}]}', "not valid JSON"),
         (b'{"messages":[], "temperature": NaN}', "not valid JSON"),
+        (b'{"messages":[], "response_format": "\xff"}', "not valid JSON"),
+        (b'{"messages":[], "prediction": {"content": "\\ud800"}}', "not valid JSON"),
     ],
 )
 def test_a_malformed_body_is_a_client_error(body: bytes, text: str) -> None:

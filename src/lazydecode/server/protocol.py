@@ -177,6 +177,7 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 
 
 _DECODER: Final = msgspec.json.Decoder(ChatCompletionRequest)
+_ANY_DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
 _read_neutral: Final = operator.attrgetter(*_NEUTRAL)
 _NONE_NEUTRAL: Final = (_RAW,) * len(_NEUTRAL)
 _read_ranged: Final = operator.attrgetter(*_RANGES)
@@ -266,7 +267,7 @@ def _check_prompt_tokens(request: ChatCompletionRequest) -> None:
 def _check_neutral(name: str, raw: msgspec.Raw, neutral: tuple[Any, ...]) -> None:
     if not memoryview(raw):
         return
-    value = msgspec.json.decode(raw)
+    value = decode_body(memoryview(raw), _ANY_DECODER)  # its text has not been looked at before
     if value is None or any(_same(value, allowed) for allowed in neutral):
         return
     raise _invalid(name, value, "is not supported by this server")
