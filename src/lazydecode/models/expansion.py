@@ -227,7 +227,7 @@ class PromptExpander:
                 own = places[at : at + count]
                 at += count
                 start, stop = (int(own[0]), int(own[-1]) + 1) if count else (0, 0)
-                ranges[modality].append(self._range(modality, start, token_ids[start:stop]))
+                ranges[modality].append(self.range_of(modality, start, token_ids[start:stop]))
         return ExpandedPrompt(token_ids, ranges)
 
     def _embeds_of(self, item: ItemText) -> tuple[set[int], int]:
@@ -336,7 +336,7 @@ class PromptExpander:
                 content = new
                 out += new
             last = stop
-            ranges[modality].append(self._range(modality, offset, content))
+            ranges[modality].append(self.range_of(modality, offset, content))
             for held in item.holds:
                 ranges.setdefault(held, []).append(self._held_range(held, offset, content))
         out += ids[last:]
@@ -346,9 +346,10 @@ class PromptExpander:
         """Return the range of another modality's embeddings; empty if there are none."""
         if self.embed_ids.get(modality, frozenset()).isdisjoint(content):
             return PlaceholderRange(offset, 0)
-        return self._range(modality, offset, content)
+        return self.range_of(modality, offset, content)
 
-    def _range(self, modality: str, offset: int, content: Sequence[int]) -> PlaceholderRange:
+    def range_of(self, modality: str, offset: int, content: Sequence[int]) -> PlaceholderRange:
+        """Return the range of an item whose ids stand at an offset, cut to its embeddings."""
         if len(content) == 0:
             return PlaceholderRange(offset, 0)
         wanted = self.embed_ids.get(modality, frozenset())

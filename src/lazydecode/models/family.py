@@ -51,6 +51,16 @@ class TextRule:
 
 
 @dataclass(frozen=True, slots=True)
+class BeforeText:
+    """What a class does that writes the ids of its one item before those of the text."""
+
+    add_special_tokens: bool
+    """Whether its tokenizer adds what goes around the text."""
+    suffix: tuple[int, ...] = ()
+    """What it puts behind the text."""
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """What was compared when the family was loaded, and how it came out."""
 
@@ -62,6 +72,9 @@ class Proof:
     know."""
     difference: str = ""
     """Where the class's own ids differ from the plain expansion; empty if nowhere."""
+    before_text: BeforeText | None = None
+    """How the class's run is spared for another text: it wrote the item's ids first; None: they
+    are not known apart from the text's."""
     headers: Mapping[str, Way] = field(default_factory=dict)
     """Modality -> how its items' texts follow from their headers."""
     random: Random = field(default_factory=dict)
@@ -123,6 +136,7 @@ class Family:
             if (part := getattr(call.processor, f"{m}_processor", None)) is not None
         }
         self._sketches: Memo[Sketch] = Memo()
+        self._before: Memo[list[int]] = Memo()
         self._default_name = _name(options.defaults)
         self.pairing: SoundPairing | None = None
         """How videos are written with their sound; None: the family has no such pairs."""
@@ -293,6 +307,8 @@ class Family:
         if self.proof.mode == "whole_request" or any(
             items.get(m) for m in self.record.whole_request
         ):
+            if self.proof.before_text is not None:
+                return self._put_before(prompt, items, options, self.proof.before_text)
             return self._run_whole(prompt, items, options)
         expanded = self.expander.expand(
             prompt, items, add_special_tokens=self._adds_special(prompt)
@@ -318,6 +334,30 @@ class Family:
         output = self.items.run_text(prompt, media, self.options.merge(options), substitutes=parts)
         return self.expander.locate(output.input_ids, items)
 
+    def _put_before(
+        self,
+        prompt: str,
+        items: Mapping[str, Sequence[ItemText]],
+        options: Mapping[str, Any] | None,
+        rule: BeforeText,
+    ) -> ExpandedPrompt:
+        """Return the ids that the class writes for the item, then those of the text.
+
+        The first come from one run of the class over a stand-in, for each size of item.
+        """
+        ((modality, (item,)),) = ((m, group) for m, group in items.items() if group)
+        alone = self.facts.modalities[modality].text
+        merged = self.options.merge(options)
+
+        def run() -> list[int]:
+            media, parts = self.stand_ins({modality: [item]})
+            ids = self.items.run_text(alone, media, merged, substitutes=parts).input_ids
+            return ids[: len(ids) - len(text_behind(self.call, alone, rule))]
+
+        first = self._before.get((modality, item.shape, _name(merged)), run)
+        ids = [*first, *text_behind(self.call, prompt, rule)]
+        return ExpandedPrompt(ids, {modality: [self.expander.range_of(modality, 0, first)]})
+
     def stand_ins(
         self, items: Mapping[str, Sequence[ItemText]]
     ) -> tuple[Media, Mapping[str, Any] | None]:
@@ -334,6 +374,13 @@ class Family:
 def _name(options: Mapping[str, Any]) -> str:
     """Return a text that is the same for the same options."""
     return json.dumps(options, sort_keys=True, default=str)
+
+
+def text_behind(call: ProcessorCall, text: str, rule: BeforeText) -> list[int]:
+    """Return the ids of a text that an item's are put before."""
+    bos = call.bos_token
+    special = rule.add_special_tokens and not (bos is not None and text.startswith(bos))
+    return [*call.tokenizer.encode(text, add_special_tokens=special), *rule.suffix]
 
 
 def text_only_ids(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazydecode import inputs, models
-from lazydecode.models.family import PromptEdit, Proof, TextRule
+from lazydecode.models.family import BeforeText, PromptEdit, Proof, TextRule
 from lazydecode.models.field_inference import FieldRules
 from lazydecode.models.pixels import ChannelPlan, PixelPlan
 from lazydecode.models.probing import FamilyFacts, ModalityFacts
@@ -52,7 +52,7 @@ _CLASSES: Final[Mapping[str, type[Any]]] = {
     for kind in (
         *(Findings, FamilyFacts, ModalityFacts, FieldRules),
         *(inputs.BatchedField, inputs.FlatField, inputs.SharedField, inputs.PaddedField),
-        *(Proof, PromptEdit, TextRule, PixelPlan, ChannelPlan),
+        *(Proof, PromptEdit, TextRule, BeforeText, PixelPlan, ChannelPlan),
     )
 }
 """What a file may hold, by name; it can make nothing else happen."""

@@ -6,15 +6,18 @@ import itertools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.models.either_or import difference_from_class
 from lazydecode.models.expansion import ItemText, PromptExpander
 from lazydecode.models.family import (
+    BeforeText,
     PromptEdit,
     Proof,
     TextRule,
     describe_difference,
+    text_behind,
     text_only_ids,
 )
 from lazydecode.models.field_inference import same_values
@@ -26,6 +29,9 @@ from lazydecode.models.processor_call import Media
 from lazydecode.models.randomness import random_options
 
 logger = logging.getLogger(__name__)
+
+_LONGEST_SUFFIX: Final = 4
+"""Ids that a class may put behind a text with an item before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,8 @@ class Prover:
         failure = next((f for f in (self._whole_failure(t, headers) for t in trials) if f), "")
         if failure:
             return Proof("unproven", difference=f"{difference}; {failure}")
-        return Proof("whole_request", difference=difference)
+        before = self._before_text(trials)
+        return Proof("whole_request", difference=difference, before_text=before)
 
     def _either_or(self) -> Proof:
         """Return whether a text alone and an item alone come out right."""
@@ -163,6 +170,43 @@ class Prover:
                 return None
             found.add((tuple(trial.theirs[:at]), tuple(trial.theirs[at + size :])))
         return PromptEdit(*found.pop()) if len(found) == 1 else None
+
+    def _before_text(self, trials: Sequence[Trial]) -> BeforeText | None:
+        """Return what the class does if it writes its one item first, and then the text."""
+        known = [(m, facts.text) for m, facts in self.facts.modalities.items()]
+        if len(known) != 1 or self.facts.modalities[known[0][0]].max_items != 1:
+            return None
+        ((modality, alone),) = known
+        second = self._trial({modality: (1,)})
+        if second is None:
+            return None
+        compared = [*((trial, 0) for trial in trials), (second, 1)]
+        for special in (False, True):
+            rules = {
+                self._behind(trial, self.probes.output(modality, number).input_ids, alone, special)
+                for trial, number in compared
+            }
+            if len(rules) == 1 and (rule := rules.pop()) is not None:
+                return rule
+        return None
+
+    def _behind(
+        self, trial: Trial, theirs_alone: list[int], alone: str, special: bool
+    ) -> BeforeText | None:
+        """Return the rule by which the same ids stand before the text of a trial as before the
+        item's own."""
+        bare = BeforeText(special)
+        text, own = (text_behind(self.call, t, bare) for t in (trial.text, alone))
+        for size in range(_LONGEST_SUFFIX + 1):
+            suffix = tuple(trial.theirs[len(trial.theirs) - size :])
+            first = len(trial.theirs) - size - len(text)
+            item = trial.theirs[: max(0, first)]
+            if item and (trial.theirs, theirs_alone) == (
+                [*item, *text, *suffix],
+                [*item, *own, *suffix],
+            ):
+                return BeforeText(special, suffix)
+        return None
 
     def _text_rule(self, edit: PromptEdit) -> TextRule | None:
         """Return what the class does to a prompt without media."""
