@@ -213,7 +213,7 @@ class Settings(BaseSettings):
         "the event loop, in steps of nice(2); Linux alone has it per thread.",
     )
     media_processes: int | None = Field(
-        0,
+        None,
         ge=0,
         le=256,
         description="Processes that decode and process items, divided among the front ends; 0: "

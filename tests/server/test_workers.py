@@ -18,6 +18,7 @@ from tests.server.command import Process, lazydecode
 from tests.server.harness import data_url, image, request, text
 
 WAIT_S = 120.0
+TWO = ("--port", "0", "--workers", "2", "--media-processes", "0")
 
 
 def children(server: Process) -> dict[str, psutil.Process]:
@@ -74,7 +75,7 @@ def test_workers_share_a_port_and_an_engine_and_are_replaced(
 ) -> None:
     model = str(tiny_model("qwen2_5_vl"))
     body = request(image(data_url(make_jpeg())), text("x"), max_tokens=2, temperature=0)
-    flags = "--port", "0", "--workers", "2", "--uuid-conflict", "error"
+    flags = *TWO, "--uuid-conflict", "error"
     with lazydecode("serve", model, *flags) as server:
         url = server.read_until(r"serving .* at (http://\S+)")
         wait_healthy(url, 3, server)
@@ -136,7 +137,7 @@ def test_workers_share_a_port_and_an_engine_and_are_replaced(
 @pytest.mark.slow
 def test_workers_that_cannot_start_say_why_once(tiny_model: Callable[..., Path]) -> None:
     model = str(tiny_model("qwen2_5_vl", weights=False))
-    with lazydecode("serve", model, "--port", "0", "--workers", "2") as server:
+    with lazydecode("serve", model, *TWO) as server:
         server.read_until("Error: ")
         assert server.end() == 1
         assert len(re.findall(r"^Error: the engine cannot start", server.output, re.MULTILINE)) == 1

@@ -15,7 +15,7 @@ import pybase64
 
 from lazydecode.bench.load import HealthPoll, LoadResult, run_load
 from lazydecode.bench.measure import measure
-from lazydecode.bench.record import new_record
+from lazydecode.bench.record import machine, new_record
 from lazydecode.bench.scenarios import RENDER, Batch, MediaPool, Scenario, scenarios
 from lazydecode.bench.server_process import (
     MemoryWatch,
@@ -29,6 +29,8 @@ from lazydecode.bench.server_process import (
 )
 
 LAG: Final = "lazydecode_event_loop_lag_seconds"
+PROCESSES: Final = "lazydecode_media_processes"
+_PROCESSES_S: Final = 60.0
 _WARM_UP: Final = 3
 Progress = Callable[[str], None]
 
@@ -120,6 +122,8 @@ def _servers(options: ServeOptions, progress: Progress) -> Iterator[dict[str, Se
             options.model, port, engine=options.engine, flags=options.server_flags
         )
         servers["ours"] = stack.enter_context(started_server(command, port))
+        if (machine()["cores"] or 1) > 1 and "--media-processes" not in options.server_flags:
+            servers["ours"].wait_for(PROCESSES, _PROCESSES_S)  # until then threads do their work
         if options.with_eager:
             progress("starting the eager server")
             port = free_port()

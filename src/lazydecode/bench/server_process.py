@@ -86,6 +86,12 @@ class ServerUnderTest:
                 found[name, labels] = float(value)
         return found
 
+    def wait_for(self, gauge: str, timeout_s: float) -> None:
+        """Return when a gauge is not zero, or was for so long."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and not self.metrics().get((gauge, "")):
+            time.sleep(0.1)
+
 
 @contextlib.contextmanager
 def started_server(

@@ -80,7 +80,8 @@ def run_nursery(control: socket.socket, prepare: Callable[[], object] | None = N
         reason = exc.message if isinstance(exc, LazyDecodeError) else f"{type(exc).__name__}: {exc}"
         _say(control, reason)
         return 1
-    _say(control, "")
+    if not _say(control, ""):
+        return 0
     return _Nursery(control, parent, frontend, prepare).run()
 
 
@@ -153,11 +154,11 @@ class _Nursery:
             if ready:
                 try:
                     data, descriptors, _, _ = socket.recv_fds(self._control, _FORK.size, 3)
+                    if len(data) < _FORK.size:
+                        break
+                    self._control.sendall(_PID.pack(self._fork(data, descriptors)))
                 except OSError:
                     break
-                if len(data) < _FORK.size:
-                    break
-                self._control.sendall(_PID.pack(self._fork(data, descriptors)))
         self._end()
         return 0
 
@@ -249,9 +250,14 @@ def _die_with(parent: int) -> None:
             os._exit(0)
 
 
-def _say(control: socket.socket, reason: str) -> None:
+def _say(control: socket.socket, reason: str) -> bool:
+    """Tell the server why there will be no workers; returns whether it is still there."""
     data = reason.encode()
-    control.sendall(_SIZE.pack(len(data)) + data)
+    try:
+        control.sendall(_SIZE.pack(len(data)) + data)
+    except OSError:
+        return False
+    return True
 
 
 def _read(control: socket.socket, size: int) -> bytes:
