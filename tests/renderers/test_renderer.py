@@ -348,3 +348,30 @@ async def test_a_request_whose_items_are_all_known_is_one_job_of_the_ordered_wor
         assert timeline.items[0].hit is True
         assert {"phase1", "phase2"} <= timeline.seconds.keys()
         assert len(jobs) == 3
+
+
+async def test_an_image_of_a_size_met_before_is_sketched_without_a_thread(
+    open_renderer: OpenRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_renderer() as renderer:
+        jobs: list[Any] = []
+        submit = renderer._processing.submit
+        monkeypatch.setattr(
+            renderer._processing, "submit", lambda job, *args: (jobs.append(job), submit(job))[1]
+        )
+
+        async def sketch(*parts: dict[str, Any]) -> MultiModalInput:
+            asked = make_request(*parts, text())
+            async with renderer.open(asked, timeline=Timeline()) as rendered:
+                return await rendered.render(with_payload=False)
+
+        first = await sketch(unique())
+        assert len(jobs) == 1
+        second = await sketch(unique())
+        assert len(jobs) == 1
+        assert second["prompt_token_ids"] == first["prompt_token_ids"]
+        assert second["mm_placeholders"] == first["mm_placeholders"]
+        assert second["mm_hashes"] != first["mm_hashes"]
+        await sketch(unique(), unique((96, 64)))
+        assert len(jobs) == 2
+        assert not renderer._mm_executor._threads

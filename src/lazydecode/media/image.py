@@ -160,6 +160,8 @@ class ImageMediaIO(MediaIO[Image.Image]):
             self._spec,
             key=image_id or (digest or PayloadDigest(data)).key(self._spec),
             header_probe=partial(_header, facts, data),
+            # Known now, unless frames have to be counted through the whole file.
+            header=None if facts.num_frames is None else _header(facts, data),
             key_covers_spec=image_id is None,
             recipe=self.recipe(self._spec),
         )

@@ -84,6 +84,8 @@ class PromptExpander:
         self.edits_layout = edits_layout
         self.uses_class_search = uses_class_search
         self._lock = nullcontext() if lock is None else lock
+        self.is_lock_free = isinstance(self._lock, nullcontext) and tokenizer.is_lock_free
+        """Whether no thread ever waits for another one here."""
 
     def expand(
         self,

@@ -217,9 +217,17 @@ class Family:
         if way == "content":
             return None
         merged = self.options.merge(options)
-        name = self._default_name if merged is self.options.defaults else _name(merged)
-        key = (modality, shape, name)
+        key = (modality, shape, self._name(merged))
         return self._sketches.get(key, lambda: self._sketch(modality, shape, way, merged))
+
+    def known_sketch(
+        self, modality: str, shape: tuple[Any, ...], options: Mapping[str, Any] | None = None
+    ) -> Sketch | None:
+        """Return what `sketch` found before for this size and these options; None if nothing."""
+        return self._sketches.peek((modality, shape, self._name(self.options.merge(options))))
+
+    def _name(self, options: Mapping[str, Any]) -> str:
+        return self._default_name if options is self.options.defaults else _name(options)
 
     def _sketch(
         self, modality: str, shape: tuple[Any, ...], way: Way, options: Mapping[str, Any]
@@ -237,6 +245,17 @@ class Family:
         return Sketch(sketched.text, sketched.kwargs)
 
     # -- prompts
+
+    @property
+    def builds_unlocked(self) -> bool:
+        """Whether prompts are built from texts alone, and no thread waits for another one."""
+        return (
+            type(self) is Family
+            and self.proof.mode != "whole_request"
+            and not self.record.whole_request
+            and not self.expander.edits_layout
+            and self.expander.is_lock_free
+        )
 
     @property
     def edits_text_layout(self) -> bool:

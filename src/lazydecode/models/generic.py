@@ -175,6 +175,32 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         metadata = {m: [sketch.metadata for sketch in group] for m, group in sketches.items()}
         return HeaderRendering(token_ids, placeholders, metadata)
 
+    def render_known(self, inputs: ProcessorInputs) -> HeaderRendering | None:
+        """Return what `render_from_headers` does, in time that does not depend on the items.
+
+        For an event loop, with a short prompt. None unless all items are images whose headers
+        are read and whose sizes were met before, and nothing has to be waited for.
+
+        Raises:
+            InvalidRequestError: As `render_from_headers`.
+        """
+        if not self.family.builds_unlocked or inputs.mm_data_items.keys() != {"image"}:
+            return None
+        texts: list[ItemText] = []
+        metadata: list[MultiModalKwargsItem] = []
+        for item in inputs.mm_data_items["image"].get_all_raw():
+            header = item.header if isinstance(item, MediaRef) and item.knows_header else None
+            if not isinstance(header, ImageHeader):
+                return None
+            shape = (header.height, header.width)
+            sketch = self.family.known_sketch("image", shape, inputs.hf_processor_mm_kwargs)
+            if sketch is None:
+                return None
+            texts.append(sketch.text)
+            metadata.append(sketch.metadata)
+        token_ids, placeholders = self._build_prompt(inputs, {"image": texts})
+        return HeaderRendering(token_ids, placeholders, {"image": metadata})
+
     @staticmethod
     def _cached_sketch(inputs: ProcessorInputs, modality: str, position: int) -> Sketch | None:
         if inputs.cache is None or inputs.mm_hash_items is None:

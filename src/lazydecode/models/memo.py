@@ -24,6 +24,11 @@ class Memo(Generic[_V]):
         self._values: OrderedDict[Hashable, _V] = OrderedDict()
         self._lock = threading.Lock()
 
+    def peek(self, key: Hashable) -> _V | None:
+        """Return the value of `key` if it is here; its order stays."""
+        with self._lock:
+            return self._values.get(key)
+
     def get(self, key: Hashable, make: Callable[[], _V]) -> _V:
         """Return the value of `key`, made by `make` if it is not here."""
         with self._lock:

@@ -25,7 +25,7 @@ from lazydecode.media.base import MediaRef
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.models.chunks import VISION_CHUNK
-from lazydecode.models.generic import GenericMultiModalProcessor
+from lazydecode.models.generic import GenericMultiModalProcessor, HeaderRendering
 from lazydecode.parse import VisionChunkProcessorItems
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
@@ -58,6 +58,10 @@ Load: TypeAlias = "Callable[[Sequence[EncodedRef]], Awaitable[None]]"
 
 _MAX_COUNTS: Final = 3
 """How often what has to be decoded is counted; if it changes as often, all items are."""
+_SHORT_CHARS: Final = 1024
+_FEW_ITEMS: Final = 4
+"""Prompts of at most as many characters and items of sizes met before are built on the event
+loop, in some 0.3 ms."""
 
 
 @dataclass(slots=True)
@@ -223,6 +227,10 @@ class MultiModalRunner:
                     # What a chunk model's videos give is worked out from their headers always.
                     needed = missing if self._chunks is None else all_refs(inputs)
                     await job.load([item for item in needed if not item[2].knows_header])
+                if self._chunks is None and _is_short(job):
+                    rendering = processor.render_known(inputs)
+                    if rendering is not None:
+                        return self._sketched(processor, inputs, rendering)
                 return await self._on(
                     self._processing, lambda: self._render_from_headers(processor, job, inputs)
                 )
@@ -250,6 +258,14 @@ class MultiModalRunner:
         rendering = processor.render_from_headers(inputs)
         if rendering is None:
             return None
+        return self._sketched(processor, inputs, rendering)
+
+    def _sketched(
+        self,
+        processor: GenericMultiModalProcessor,
+        inputs: ProcessorInputs,
+        rendering: HeaderRendering,
+    ) -> MultiModalInput:
         info = processor.info
         algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
         prompt = MultiModalInput(
@@ -473,3 +489,13 @@ def _name_origins(prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
     chunks = inputs.mm_data_items.get(VISION_CHUNK)
     if isinstance(chunks, VisionChunkProcessorItems):
         prompt["mm_origins"] = {VISION_CHUNK: list(chunks.origins)}
+
+
+def _is_short(job: Job) -> bool:
+    """Whether the prompt is built in less time than a thread takes to be asked for it."""
+    return (
+        isinstance(job.prompt, str)
+        and len(job.prompt) <= _SHORT_CHARS
+        and len(job.items) <= _FEW_ITEMS
+        and not job.embeddings
+    )
