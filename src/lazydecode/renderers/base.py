@@ -3,13 +3,14 @@
 One request's way, and where each step runs:
 
     fetch all items              event loop and media threads
-    template, tokenize           tokenizer threads, meanwhile
+    template, tokenize           tokenizer threads, meanwhile; if short, the event loop before
     budget of decoded bytes      event loop; for items that no cache holds
     phase 1                      the ordered worker: hash, look up, start what is missing
     decode, process              media threads, processing threads
     wait                         event loop
     phase 2, submit              the ordered worker, in one job: the engine's cache sees
-                                 requests in the order in which ours was updated
+                                 requests in the order in which ours was updated; the same
+                                 job as phase 1 if nothing is missing
 """
 
 from __future__ import annotations
