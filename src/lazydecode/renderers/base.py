@@ -228,7 +228,7 @@ class BaseRenderer:
         skips_cache = (
             request.skip_mm_cache
             or bool(conversation.embeds)
-            or any(item.modality in self.frontend.random(processor_kwargs) for item in media)
+            or bool({i.modality for i in media} & self.frontend.random(processor_kwargs).keys())
         )
         options, named = None, list[str]()
         if any(item.uuid is not None for item in media):
