@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import socket
 import subprocess
 import threading
@@ -14,8 +15,10 @@ from typing import Any
 import pytest
 import torch
 
+from lazydecode.config import Settings
 from lazydecode.engine.arena import ArenaView, SharedArena
 from lazydecode.engine.channel import ChannelClosedError, TensorChannel
+from lazydecode.engine.child import ForkedChild
 from lazydecode.engine.messages import form_of_error
 from lazydecode.errors import CorruptMediaError, TimeLimitError, WorkerDiedError
 from lazydecode.inputs import BatchedField, FlatField, MultiModalFieldElem, MultiModalKwargsItem
@@ -24,6 +27,7 @@ from lazydecode.models.expansion import ItemText
 from lazydecode.models.tokenization import CollapsedText, Run
 from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.remote import ItemJob, RefusedError
+from lazydecode.workers import pool
 from lazydecode.workers.messages import (
     Decoded,
     Failed,
@@ -33,7 +37,8 @@ from lazydecode.workers.messages import (
     form_of_output,
     output_of_form,
 )
-from lazydecode.workers.pool import _Slot
+from lazydecode.workers.nursery import Configure
+from lazydecode.workers.pool import WorkerPool, _Slot
 from lazydecode.workers.worker import Memory
 
 RESULT_BYTES = 1 << 20
@@ -129,6 +134,19 @@ def hangs(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
     channel.receive()
 
 
+def stops_within_a_frame(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
+    channel.send(Decoded(1.0))
+    channel._socket.sendall(b"\1\0\0")  # of a frame's eight first bytes
+    channel.receive()
+
+
+def stops_reading(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
+    good(channel, job, data)
+    poll = select.poll()
+    poll.register(channel._socket, 0)
+    poll.poll()  # until the other side is gone
+
+
 def fails(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
     channel.send(Failed(form_of_error(CorruptMediaError("no picture", parameter="p"))))
 
@@ -220,6 +238,43 @@ def test_a_job_that_hangs_ends_with_the_time_limit(make: Make) -> None:
     assert time.monotonic() - started >= LIMIT_S
     assert workers._process.wait(10) == -9
     assert same(slot.run(JOB, b"", lambda _: None)[0], OUTPUT)
+
+
+def test_a_worker_that_stops_within_an_answer_ends_with_the_time_limit(make: Make) -> None:
+    slot, workers = make(stops_within_a_frame, good, limit_s=LIMIT_S)
+    with pytest.raises(TimeLimitError):
+        slot.run(JOB, b"", lambda _: None)
+    assert workers._process.wait(10) == -9
+    assert same(slot.run(JOB, b"", lambda _: None)[0], OUTPUT)
+
+
+def test_a_worker_that_stops_reading_ends_with_the_time_limit(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 1 << 20)
+    data = bytes(2 << 20)  # too much for the shared memory, and for what a socket holds
+    slot, workers = make(stops_reading, good, limit_s=LIMIT_S)
+    assert same(slot.run(JOB, data, lambda _: None)[0], OUTPUT)
+    with pytest.raises(TimeLimitError):
+        slot.run(JOB, data, lambda _: None)
+    assert workers._process.wait(10) == -9
+    assert same(slot.run(JOB, data, lambda _: None)[0], OUTPUT)
+
+
+def test_a_nursery_that_stops_is_ended_and_no_late_answer_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool, "_START_S", LIMIT_S)
+    monkeypatch.setattr(pool, "start_nursery", lambda *_: None)
+    nursery = ForkedChild(lambda _: time.sleep(100) or 0)  # type: ignore[func-returns-value]
+    workers = WorkerPool(nursery, count=2, result_bytes=RESULT_BYTES, time_limit_s=LIMIT_S)
+    workers._start(Configure("", Settings(), "", None))
+    deadline = time.monotonic() + 10
+    while nursery.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert nursery.poll() == -9
+    assert not workers.is_ready
+    workers.close()
 
 
 def test_an_error_is_the_items_and_the_worker_stays(make: Make) -> None:

@@ -61,6 +61,8 @@ class TensorChannel(Generic[_M]):
         messages: The union of all messages that may come.
         arena: Where `send` puts large tensors.
         view: Where `receive` finds them.
+        stall_s: Longest time in which the other side neither reads nor writes within a frame;
+            None: it is waited for without end.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class TensorChannel(Generic[_M]):
         *,
         arena: SharedArena | None = None,
         view: ArenaView | None = None,
+        stall_s: float | None = None,
     ) -> None:
+        sock.settimeout(stall_s)
         self._socket = sock
         self._messages = messages
         self._arena = arena
@@ -82,6 +86,7 @@ class TensorChannel(Generic[_M]):
 
         Raises:
             ChannelClosedError: If the other side is gone.
+            TimeoutError: If it stalls. The frame is not whole: nothing can follow it.
         """
         buffers: list[memoryview] = []
         shared: list[int] = []
@@ -100,6 +105,8 @@ class TensorChannel(Generic[_M]):
         with self._send_lock:
             try:
                 _send_all(self._socket, [memoryview(head), memoryview(body), *buffers])
+            except TimeoutError:
+                raise
             except OSError as exc:
                 raise ChannelClosedError(str(exc)) from exc
 
@@ -113,7 +120,8 @@ class TensorChannel(Generic[_M]):
         """Read one message; its tensors own their memory, or keep their extents lent.
 
         Raises:
-            ChannelClosedError: If the other side is gone, or stopped within a frame.
+            ChannelClosedError: If the other side is gone, or ended within a frame.
+            TimeoutError: If it stalls. The frame is not whole: nothing can follow it.
         """
         num_body, num_buffers = _HEAD.unpack(self._read(_HEAD.size))
         sizes = struct.unpack(f"<{num_buffers}Q", self._read(8 * num_buffers))
@@ -192,6 +200,8 @@ class TensorChannel(Generic[_M]):
         while received < size:
             try:
                 count = self._socket.recv_into(buffer[received:])
+            except TimeoutError:
+                raise
             except OSError as exc:
                 raise ChannelClosedError(str(exc)) from exc
             if count == 0:

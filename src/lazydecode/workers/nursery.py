@@ -112,7 +112,7 @@ def fork_worker(control: socket.socket, sock: socket.socket, memory: Memory | No
 
     Raises:
         OSError: If it cannot be forked.
-        NurseryGoneError: If the nursery has ended.
+        NurseryGoneError: If the nursery has ended, or does not answer within the socket's time.
     """
     descriptors, sizes = [sock.fileno()], (0, 0)
     if memory is not None:
@@ -121,7 +121,7 @@ def fork_worker(control: socket.socket, sock: socket.socket, memory: Memory | No
     try:
         socket.send_fds(control, [_FORK.pack(*sizes)], descriptors)
         (pid,) = _PID.unpack(_read(control, _PID.size))
-    except (BrokenPipeError, ConnectionError, EOFError) as exc:
+    except (ConnectionError, EOFError, TimeoutError) as exc:
         raise NurseryGoneError("the process that workers are forked from is gone") from exc
     if pid < 0:
         raise OSError("a worker cannot be forked")

@@ -131,6 +131,7 @@ class WorkerPool:
             if not self._is_closed:
                 logger.error("items are processed by threads alone: %s", exc)
             return
+        self._nursery.control.settimeout(_START_S)  # from here on it only forks
         for number, slot in enumerate(self._slots):
             thread = threading.Thread(
                 target=self._serve, args=(slot,), name=f"lazydecode-worker_{number}"
@@ -162,6 +163,9 @@ class WorkerPool:
                 if self._is_ready:
                     self._is_ready = False
                     logger.error("items are processed by threads from here on: %s", exc)
+                # One that answers too late would be taken for the answer to what comes next.
+                self._nursery.kill()
+                self._nursery.poll()
                 raise
 
 
@@ -187,7 +191,7 @@ class _Slot:
             self._drop()
         if self._worker is None:
             try:
-                self._worker = _Worker(self._fork, self._result_bytes)
+                self._worker = _Worker(self._fork, self._result_bytes, self._time_limit_s)
                 self._has_failed = False
             except NurseryGoneError:
                 pass  # the pool has said it
@@ -218,7 +222,7 @@ class _Slot:
                 break
             begun += 1
             try:
-                return self._worker.run(job, data, on_decoded, self._time_limit_s)
+                return self._worker.run(job, data, on_decoded)
             except ChannelClosedError:
                 logger.error("worker %d died under an item (%s)", self._worker.pid, job.modality)
                 self._drop()
@@ -240,7 +244,8 @@ class _Worker:
         ChannelClosedError: If it ended at once.
     """
 
-    def __init__(self, fork: Fork, result_bytes: int) -> None:
+    def __init__(self, fork: Fork, result_bytes: int, time_limit_s: float) -> None:
+        self._time_limit_s = time_limit_s
         ours, theirs = socket.socketpair()
         self._arena = SharedArena.create(_PAYLOAD_BYTES, peer=_PEER)
         results = None if self._arena is None else SharedArena.create(result_bytes, peer=_PEER)
@@ -263,7 +268,11 @@ class _Worker:
                 results.close()
         self._released: list[int] = []
         self._channel: TensorChannel[Any] = TensorChannel(
-            ours, Answer, arena=self._arena if memory is not None else None, view=self._view
+            ours,
+            Answer,
+            arena=self._arena if memory is not None else None,
+            view=self._view,
+            stall_s=time_limit_s,  # it may stop while it is written to, or writes
         )
         try:
             hello = self._receive(_START_S)
@@ -278,11 +287,7 @@ class _Worker:
         return self._channel.wait(0)
 
     def run(
-        self,
-        job: ItemJob,
-        data: bytes,
-        on_decoded: Callable[[float], None],
-        time_limit_s: float,
+        self, job: ItemJob, data: bytes, on_decoded: Callable[[float], None]
     ) -> tuple[ItemOutput, float]:
         """As `ItemWorker.run`.
 
@@ -305,10 +310,10 @@ class _Worker:
         except TypeError as exc:  # options of a kind that only this process knows
             raise RefusedError(str(exc)) from exc
         self._released = []
-        answer = self._receive(time_limit_s)
+        answer = self._receive(self._time_limit_s)
         if isinstance(answer, Decoded):
             on_decoded(answer.seconds)
-            answer = self._receive(time_limit_s)
+            answer = self._receive(self._time_limit_s)
         assert isinstance(answer, Done | Failed | Refused)
         if self._arena is not None:
             self._arena.release(answer.released)
