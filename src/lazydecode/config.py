@@ -220,7 +220,7 @@ class Settings(BaseSettings):
         "threads do it. None given: one per core where a front end has at least two. Needs Linux.",
     )
     media_decode_timeout: float = Field(
-        60.0,
+        120.0,
         gt=0,
         description="How long one item's decode, or its processing, may take, seconds; then 504. "
         "A process that works on it is replaced; a thread cannot be interrupted.",
