@@ -740,3 +740,48 @@ def test_one_avif_picture_is_decoded_by_one_thread(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(AvifImagePlugin, "DEFAULT_MAX_THREADS", 4)  # what an application wants
     assert decode(data).tobytes() == alone
     assert threads[-1] == 4
+
+
+# -- JPEGs at a part of their size
+
+
+@pytest.mark.parametrize("scale", [2, 4, 8])
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_jpeg_is_decoded_at_a_part_of_its_size(scale: int, orientation: int) -> None:
+    data = make_jpeg((333, 217), orientation=orientation)
+    ref = ImageMediaIO(jpeg_scale=scale).load_bytes_ref(data)
+    width, height = ref.header.width, ref.header.height  # type: ignore[union-attr]
+    image, full = ref.decode(), decode(data)
+    assert image.size == (width, height)
+    assert image.size == tuple(-(-side // scale) for side in full.size)
+    # Not the mean of the full picture's pixels, but close to it.
+    even = make_jpeg((336, 224), orientation=orientation)
+    image, mean = decode(even, jpeg_scale=scale), decode(even).reduce(scale)
+    assert np.abs(np.subtract(np.asarray(image, int), np.asarray(mean, int))).mean() < 1
+
+
+def test_a_scaled_decode_has_another_identity_and_is_off_by_default() -> None:
+    data = make_jpeg()
+    keys = [ImageMediaIO(**o).load_bytes_ref(data).key for o in ({}, {"jpeg_scale": 1})]
+    assert keys[0] == keys[1]
+    scaled = [ImageMediaIO(jpeg_scale=n).load_bytes_ref(data).key for n in (2, 4, 8)]
+    assert len({keys[0], *scaled}) == 4
+    assert decode(data).size == (64, 48)
+
+
+def test_only_jpegs_are_scaled_and_never_to_nothing() -> None:
+    assert decode(make_png((64, 48)), jpeg_scale=8).size == (64, 48)
+    assert decode(make_jpeg((64, 3)), jpeg_scale=8).size == (32, 2)
+    assert decode(make_jpeg((1, 1)), jpeg_scale=2).size == (1, 1)
+
+
+def test_a_scaled_decode_notices_a_jpeg_that_was_cut_and_closed() -> None:
+    data = make_jpeg((256, 256))
+    with pytest.raises(CorruptMediaError):
+        decode(data[: len(data) * 2 // 3] + b"\xff\xd9", jpeg_scale=4)
+
+
+@pytest.mark.parametrize("scale", [0, 3, 16, True, "2", 2.0, None])
+def test_other_scales_are_refused(scale: object) -> None:
+    with pytest.raises(ValidationError, match="jpeg_scale must be one of"):
+        ImageMediaIO(jpeg_scale=scale)

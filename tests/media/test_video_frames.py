@@ -482,6 +482,45 @@ def test_only_the_groups_of_chosen_frames_are_decoded(monkeypatch: pytest.Monkey
     assert len(decoded_packets(data, monkeypatch, num_frames=-1)) == COUNT
 
 
+def test_unwanted_frames_that_no_other_refers_to_are_not_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = build(COUNT, FPS, (96, 64), gop=COUNT, b_frames=2)
+    decoded: list[int] = []
+    for name in ("decode_packet", "drain_decoder"):
+        original = getattr(pyav, name)
+
+        def spy(source: Any, original: Any = original) -> list[Any]:
+            frames: list[Any] = original(source)
+            decoded.append(len(frames))
+            return frames
+
+        monkeypatch.setattr(pyav, name, spy)
+    frames, _ = decode(data, num_frames=-1)
+    assert sum(decoded) == len(frames) == COUNT
+    decoded.clear()
+    frames, metadata = decode(data, frame_indices=[30, COUNT - 1])
+    assert read_numbers(frames) == metadata["frames_indices"] == [30, COUNT - 1]
+    # x264 puts up to two B frames between others.
+    assert 2 <= sum(decoded) < COUNT * 3 // 4
+
+
+def test_seeking_replaces_walking_between_frames_far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = build(120, FPS, (96, 64), gop=12)
+    targets: list[int] = []
+    original = packet_runs._seek
+
+    def spy(container: Any, stream: Any, index: Any, target: int) -> Any:
+        targets.append(target)
+        return original(container, stream, index, target)
+
+    monkeypatch.setattr(packet_runs, "_seek", spy)
+    decode(data, frame_indices=[0, 13, 26])
+    assert targets == []
+    decode(data, frame_indices=[0, 109])
+    assert targets == [108]
+
+
 def test_opening_and_scanning_decode_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     data = build(COUNT, FPS, (96, 64), gop=12)
     opened = []

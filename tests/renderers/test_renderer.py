@@ -375,3 +375,33 @@ async def test_an_image_of_a_size_met_before_is_sketched_without_a_thread(
         await sketch(unique(), unique((96, 64)))
         assert len(jobs) == 2
         assert not renderer._mm_executor._threads
+
+
+async def test_who_cannot_render_from_headers_decodes_and_says_so(
+    open_renderer: OpenRenderer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_renderer() as renderer:
+        processor = renderer.frontend.mm_processor
+        assert processor is not None
+        seen: list[str] = []
+        prompts = []
+        for width in (64, 640):
+            timeline = Timeline()
+            parsed = make_request(unique((width, 480)), text())
+            with caplog.at_level("INFO", logger="lazydecode.renderers.timeline"):
+                async with renderer.open(parsed, timeline=timeline) as rendered:
+                    prompts.append(await rendered.render(with_payload=False))
+            seen.append(timeline.fallback)
+            assert ("fallback" in timeline.to_dict()) == (
+                "fallback;desc=" in timeline.server_timing()
+            )
+            # As of a family whose count follows from the content.
+            monkeypatch.setattr(processor.family, "sketch", lambda *_: None)
+        assert seen[0] == ""
+        assert seen[1].startswith("headers do not say")
+        said = [r.getMessage() for r in caplog.records if r.name.startswith("lazydecode.renderers")]
+        assert said == [f"request test: {seen[1]}"]
+        first, second = (prompt["mm_placeholders"]["image"][0].length for prompt in prompts)
+        assert 0 < first < second

@@ -24,13 +24,16 @@ from lazydecode.media.faults import corrupt_on_failure
 from lazydecode.media.image_convert import IMAGE_MODES, has_transparency, orient, to_mode
 from lazydecode.media.image_header import ImageFacts, count_gif_frames
 from lazydecode.media.image_open import open_image, read_image_facts
-from lazydecode.media.jpeg_check import check_whole
+from lazydecode.media.jpeg_check import check_whole, draft
 
 __all__ = ["IMAGE_DECODER", "ImageMediaIO", "get_image_id_bytes"]
 
 IMAGE_DECODER: Final = "image/1"
 """What decodes, and the version of what it gives: part of every key, so a change of our output
 changes the keys."""
+
+JPEG_SCALES: Final = (1, 2, 4, 8)
+"""What libjpeg can divide a picture's sides by while it decodes it."""
 
 _FAILED: Final = "Failed to load image"
 
@@ -48,7 +51,9 @@ class ImageMediaIO(MediaIO[Image.Image]):
         trust_exif_image_id: Take a UUID in EXIF ImageID as the whole identity. Who writes the
             file controls it: only where all clients trust each other.
         kwargs: Further options. `rgba_background_color` (default white) shows where pixels
-            are transparent; all others change nothing but the key.
+            are transparent. `jpeg_scale` (1, 2, 4 or 8; default 1) decodes JPEGs at that part of
+            their width and height, which changes pixels: the decoder leaves out frequencies
+            instead of averaging. All others change nothing but the key.
 
     Raises:
         ValidationError: If an option is not valid.
@@ -75,6 +80,9 @@ class ImageMediaIO(MediaIO[Image.Image]):
         self.rgba_background_color = _parse_background(
             kwargs.get("rgba_background_color", (255, 255, 255))
         )
+        self.jpeg_scale = _parse_scale(kwargs.get("jpeg_scale", 1))
+        if self.jpeg_scale == 1:
+            kwargs.pop("jpeg_scale", None)  # so that saying what is the case keeps the key
         settings = {
             **kwargs,
             "decoder": IMAGE_DECODER,
@@ -92,7 +100,7 @@ class ImageMediaIO(MediaIO[Image.Image]):
 
     def option_names(self) -> frozenset[str]:
         """Names of all options that mean something here."""
-        return frozenset({"image_mode", "rgba_background_color"})
+        return frozenset({"image_mode", "jpeg_scale", "rgba_background_color"})
 
     def identity_scope(self) -> Hashable | None:
         """The options, the limits, and whether an ImageID counts."""
@@ -101,10 +109,10 @@ class ImageMediaIO(MediaIO[Image.Image]):
         return (ImageMediaIO, self._spec, self.limits, self.trust_exif_image_id)
 
     def probe_header(self, data: bytes) -> ImageHeader | None:
-        """Size after orientation, stored mode, format and frames; None if it does not parse."""
+        """Size as decoded, upright, stored mode, format and frames; None if it does not parse."""
         try:
             with corrupt_on_failure(_FAILED):
-                return _header(read_image_facts(data), data)
+                return self._header(read_image_facts(data), data)
         except LazyDecodeError:
             return None
 
@@ -159,9 +167,9 @@ class ImageMediaIO(MediaIO[Image.Image]):
             data,
             self._spec,
             key=image_id or (digest or PayloadDigest(data)).key(self._spec),
-            header_probe=partial(_header, facts, data),
+            header_probe=partial(self._header, facts, data),
             # Known now, unless frames have to be counted through the whole file.
-            header=None if facts.num_frames is None else _header(facts, data),
+            header=None if facts.num_frames is None else self._header(facts, data),
             key_covers_spec=image_id is None,
             recipe=self.recipe(self._spec),
         )
@@ -176,29 +184,53 @@ class ImageMediaIO(MediaIO[Image.Image]):
                 value=facts.width * facts.height,
             )
 
+    def _scale(self, facts: ImageFacts) -> int:
+        """By what the width and the height are divided; no side becomes less than a pixel."""
+        if facts.format not in ("JPEG", "MPO"):
+            return 1
+        shortest = min(facts.width, facts.height)
+        return max(s for s in JPEG_SCALES if s == 1 or s <= min(self.jpeg_scale, shortest))
+
+    def _header(self, facts: ImageFacts, data: bytes) -> ImageHeader:
+        width, height = _scaled_size(facts, self._scale(facts))
+        num_frames = facts.num_frames
+        if num_frames is None:
+            num_frames = count_gif_frames(data)
+        return ImageHeader(width, height, facts.mode, facts.format, num_frames)
+
     def _decode(self, data: bytes, facts: ImageFacts) -> Image.Image:
         with corrupt_on_failure(_FAILED):
             try:
                 opened = open_image(data)
+                scale = self._scale(facts)
+                if scale > 1:
+                    draft(opened, scale)
                 opened.load()
             except (Image.DecompressionBombError, Image.DecompressionBombWarning) as exc:
                 raise MediaTooLargeError("the image's pixels exceed the decoder's limit") from exc
             if opened.format == "JPEG":
-                check_whole(data, opened)
+                check_whole(data, opened, scale=scale)
             upright = orient(opened, facts.orientation)
-            if upright.size != facts.oriented_size:
-                stated, found = facts.oriented_size, upright.size
+            if upright.size != (stated := _scaled_size(facts, scale)):
+                found = upright.size
                 raise ValueError(f"the header states {stated}, the picture has {found} pixels")
             image = to_mode(upright, self.image_mode, self.rgba_background_color)
             return _without_metadata(image)
 
 
-def _header(facts: ImageFacts, data: bytes) -> ImageHeader:
+def _scaled_size(facts: ImageFacts, scale: int) -> tuple[int, int]:
     width, height = facts.oriented_size
-    num_frames = facts.num_frames
-    if num_frames is None:
-        num_frames = count_gif_frames(data)
-    return ImageHeader(width, height, facts.mode, facts.format, num_frames)
+    return -(-width // scale), -(-height // scale)
+
+
+def _parse_scale(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and value in JPEG_SCALES:
+        return value
+    raise ValidationError(
+        f"jpeg_scale must be one of {list(JPEG_SCALES)}, got {value!r}",
+        parameter="jpeg_scale",
+        value=value,
+    )
 
 
 def _parse_background(value: object) -> tuple[int, int, int]:

@@ -9,19 +9,31 @@ from __future__ import annotations
 import io
 from typing import Any, Final
 
-from PIL import Image, JpegImagePlugin
+from PIL import Image, ImageFile, JpegImagePlugin
 
 _END: Final = b"\xff\xd9"
 _FILLER: Final = bytes((37 * n + n * n) % 251 for n in range(4096))
 """Entropy-coded data of no picture: no 0xFF, so no marker."""
 
 
-def check_whole(data: bytes, image: Image.Image) -> None:
+def draft(image: ImageFile.ImageFile, scale: int) -> None:
+    """Have an opened JPEG decoded to `1 / scale` of its sides, rounded up.
+
+    Args:
+        image: Not decoded yet.
+        scale: 1, 2, 4 or 8, and not more than the shorter side.
+    """
+    width, height = image.size
+    image.draft(image.mode, (width // scale, height // scale))
+
+
+def check_whole(data: bytes, image: Image.Image, *, scale: int = 1) -> None:
     """Raise if `image`, decoded from `data`, lacks picture data at its end.
 
     Args:
         data: The JPEG.
         image: What Pillow decoded from it, before orientation.
+        scale: As for `draft`.
 
     Raises:
         OSError: If the file was cut off.
@@ -38,6 +50,8 @@ def check_whole(data: bytes, image: Image.Image) -> None:
     # filler before the end marker a missing block comes out different, and a whole picture
     # stays as it is: the decoder skips what is behind its last block.
     longer = JpegImagePlugin.JpegImageFile(io.BytesIO(data[:end] + _FILLER + data[end:]))
+    if scale > 1:
+        draft(longer, scale)
     longer.load()
     if longer.tobytes() != image.tobytes():
         raise OSError("image file is truncated (no data for the lower part)")

@@ -48,7 +48,7 @@ from lazydecode.renderers.guards import (
 )
 from lazydecode.renderers.identities import ItemIdentities, NamedItem
 from lazydecode.renderers.media import EncodedItem
-from lazydecode.renderers.timeline import Timeline
+from lazydecode.renderers.timeline import HEADERS_FALL_SHORT, Timeline
 
 _T = TypeVar("_T")
 
@@ -227,12 +227,15 @@ class MultiModalRunner:
                     needed = missing if self._chunks is None else all_refs(inputs)
                     await job.load([item for item in needed if not item[2].knows_header])
                 if self._chunks is None and _is_short(job):
-                    rendering = processor.render_known(inputs)
-                    if rendering is not None:
-                        return self._sketched(processor, inputs, rendering)
-                return await self._on(
+                    known = processor.render_known(inputs)
+                    if known is not None:
+                        return self._sketched(processor, inputs, known)
+                rendering = await self._on(
                     self._processing, lambda: self._render_from_headers(processor, job, inputs)
                 )
+            if rendering is None:
+                timeline.fall_back(job.request_id, HEADERS_FALL_SHORT)
+            return rendering
         finally:
             for ref in refs:
                 ref.release()

@@ -6,12 +6,17 @@ the parts hand back; the parts' own logic knows nothing of it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+logger = logging.getLogger(__name__)
+
+HEADERS_FALL_SHORT: Final = "headers do not say how many tokens the media take: they are decoded"
+"""Why a request for ids alone decodes its media."""
 ITEM_STAGES: Final = ("fetch", "digest", "lookup", "decode_wait", "decode", "cut", "process")
 """Stages of one item, in order. `decode_wait` is the time its decode stood in the queue; `cut`
 takes a piece out of a recording that was decoded before."""
@@ -63,6 +68,8 @@ class Timeline:
     """In message order."""
     noted: dict[str, float] = field(default_factory=dict)
     """Stage -> when it was last told of, by `time.perf_counter`."""
+    fallback: str = ""
+    """What was done the long way, and why; empty if nothing was."""
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -77,6 +84,11 @@ class Timeline:
         """Add to a stage's duration."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
         self.noted[name] = time.perf_counter()
+
+    def fall_back(self, request_id: str, why: str) -> None:
+        """Note that something is done the long way, here and in the log."""
+        self.fallback = why
+        logger.info("request %s: %s", request_id, why)
 
     def item(self, modality: str, index: int) -> ItemTimeline:
         """Return an item's timeline, made on first use."""
@@ -118,15 +130,19 @@ class Timeline:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, durations in milliseconds."""
+        said = {"fallback": self.fallback} if self.fallback else {}
         return {
             "total_ms": _ms(time.perf_counter() - self.started),
             "stages": {f"{name}_ms": _ms(value) for name, value in self.seconds.items()},
             "items": [item.to_dict() for item in self.items],
+            **said,
         }
 
     def server_timing(self) -> str:
         """Value of a `Server-Timing` header: request stages, then `image0-decode` and so on."""
         entries = [f"{name};dur={_ms(value)}" for name, value in self.seconds.items()]
+        if self.fallback:
+            entries.append(f'fallback;desc="{self.fallback}"')
         for item in self.items:
             name = f"{item.modality}{item.index}"
             if item.hit is not None:
