@@ -56,6 +56,19 @@ def test_other_bytes_under_a_known_uuid_are_never_the_first_picture(render_serve
     assert "Different media" in refused["message"]
 
 
+def test_headers_alone_bind_a_uuid_and_a_count_does_not(strict_server: Server) -> None:
+    uuid = name()
+    first, second, third = (data_url(picture(number)) for number in range(3))
+    parts = [image(first, uuid=uuid), text()]
+    assert strict_server.post("/v1/chat/completions/count", request(*parts)).status_code == 200
+    features(strict_server, image(second, uuid=uuid), mm_payload="none")
+    features(strict_server, image(second, uuid=uuid), mm_payload="none")
+    for fields in ({}, {"mm_payload": "none"}):
+        refused = error(strict_server, image(third, uuid=uuid), **fields)
+        assert (refused["modality"], refused["index"]) == ("image", 0)
+        assert "stands for other media" in refused["message"]
+
+
 def test_other_bytes_under_a_known_uuid_can_be_an_error(strict_server: Server) -> None:
     uuid = name()
     known = features(strict_server, image(data_url(picture()), uuid=uuid))

@@ -155,7 +155,7 @@ class ItemIdentities:
         return ResolvedItems(hashes, named)
 
     def bind(self, named: Sequence[NamedItem]) -> None:
-        """Let the uuids of processed items stand for them, and be remembered longest.
+        """Let the uuids of items stand for them, and be remembered longest.
 
         Raises:
             UuidConflictError: As `resolve`, if another request was faster.

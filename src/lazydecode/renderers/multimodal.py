@@ -6,19 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache
-from lazydecode.errors import (
-    MissingMediaError,
-)
+from lazydecode.errors import MissingMediaError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.limits import RequestLimits
 from lazydecode.media.base import MediaRef
@@ -218,7 +212,7 @@ class MultiModalRunner:
         refs: list[MediaRef[Any]] = []
         try:
             with timeline.stage("headers"), client_errors(), naming_videos(job.items):
-                inputs, _ = self._build_inputs(job, cache, refs)
+                inputs, named = self._build_inputs(job, cache, refs)
                 missing = self._counter.find_missing(inputs)
                 if not missing:
                     return None
@@ -229,10 +223,14 @@ class MultiModalRunner:
                 if self._chunks is None and _is_short(job):
                     known = processor.render_known(inputs)
                     if known is not None:
-                        return self._sketched(processor, inputs, known)
+                        prompt = self._sketched(processor, inputs, known)
+                        self._bind(named, cache)
+                        return prompt
                 rendering = await self._on(
                     self._processing, lambda: self._render_from_headers(processor, job, inputs)
                 )
+                if rendering is not None:
+                    self._bind(named, cache)
             if rendering is None:
                 timeline.fall_back(job.request_id, HEADERS_FALL_SHORT)
             return rendering
@@ -471,9 +469,13 @@ class MultiModalRunner:
             prompt = process()
             _name_origins(prompt, inputs)
             self._check_placeholders(prompt, inputs)
-            if inputs.cache is not None and inputs.cache.keeps_items:
-                self._identities.bind(named)
+            self._bind(named, inputs.cache)
             deliver(prompt)
+
+    def _bind(self, named: Sequence[NamedItem], cache: BaseMultiModalProcessorCache | None) -> None:
+        """Let uuids stand for the bytes that were seen, unless the request may change nothing."""
+        if cache is not None and cache.keeps_items:
+            self._identities.bind(named)
 
     @staticmethod
     async def _on(executor: Executor, function: Callable[[], _T]) -> _T:

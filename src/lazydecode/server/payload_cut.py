@@ -74,7 +74,7 @@ class CutBody:
 def cut_payloads(body: memoryview) -> CutBody | None:
     """Return the body without its payloads; None if it has none that are worth it.
 
-    Linear in the body, 0.1 ms per MB, whatever stands in it.
+    Linear in the body, some 0.3 ms per MB, whatever stands in it.
     """
     # Nobody can write a word beforehand that is chosen now.
     word = os.urandom(_WORD_BYTES // 2 - 4).hex().encode()
