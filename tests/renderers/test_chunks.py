@@ -404,6 +404,7 @@ async def test_requests_and_warm_up_never_meet_inside_the_fused_kernel(
         sys.executable,
         *("-m", "tests.renderers.workqueue_session", str(tiny_model("kimi_k25", weights=False))),
         env={**os.environ, "NUMBA_THREADING_LAYER": "workqueue", "NUMBA_NUM_THREADS": "2"},
+        cwd=Path(__file__).parents[2],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

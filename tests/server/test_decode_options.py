@@ -28,7 +28,7 @@ PARTS = {
 @pytest.mark.parametrize(
     ("modality", "name", "known"),
     [
-        ("image", "x", "image_mode, rgba_background_color"),
+        ("image", "x", "image_mode, jpeg_scale, rgba_background_color"),
         ("image", "frames_indices", "image_mode"),
         ("image", "data", "image_mode"),
         ("video", "max_duration", "frame_recovery, frames_indices"),
