@@ -19,7 +19,8 @@ from lazydecode.engine.receiver import Receiver
 from lazydecode.engine.token_types import TokenTypes
 from lazydecode.engine.transformers import TransformersRunner
 from lazydecode.inputs import MultiModalInput
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.processing.inputs import ProcessorInputs
 from tests.models.reference import Reference
 

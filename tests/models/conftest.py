@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from lazydecode.config import Settings
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 
 LoadFrontend = Callable[..., ModelFrontend]
 

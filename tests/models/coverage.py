@@ -11,8 +11,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lazydecode.config import Settings
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.joining import join_items
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.pixels import finish_pixels
 from lazydecode.models.registry import has_record
 from tests.models.coverage_compare import equal, process

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lazydecode.cache import MultiModalProcessorOnlyCache
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.processing.inputs import ProcessorInputs
 
 

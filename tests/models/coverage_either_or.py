@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.joining import join_items
-from lazydecode.models.loading import ModelFrontend
 from lazydecode.models.pixels import finish_pixels
 from tests.models.coverage_compare import equal, process
 from tests.models.coverage_items import items_of, message_of

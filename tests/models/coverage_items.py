@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from lazydecode.media.base import MediaRef
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.frontend import ModelFrontend
 from tests.builders import make_wav
 from tests.builders_video import make_video
 from tests.models.reference import clip, picture, sound

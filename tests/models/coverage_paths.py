@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.errors import InvalidRequestError
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.item import shape_of
-from lazydecode.models.loading import ModelFrontend
 from tests.models.coverage_compare import equal, inputs_for, process, same_result
 from tests.models.coverage_items import encoded, items_of, message_of, sized
 

@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 
 from lazydecode.config import Settings
+from lazydecode.models import discovery
 from lazydecode.models import findings as module
-from lazydecode.models import loading
 from lazydecode.models.findings import file_name
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.registry import FamilyRecord
 
 
 @pytest.fixture(autouse=True)
 def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_findings", {})
+    monkeypatch.setattr(discovery, "_findings", {})
 
 
 def start(model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModelFrontend:
     """Load a model as a new process would."""
-    monkeypatch.setattr(loading, "_findings", {})
+    monkeypatch.setattr(discovery, "_findings", {})
     return load_model_frontend(str(model), Settings(proof_cache=folder))
 
 
@@ -42,7 +43,7 @@ def test_a_second_start_reads_what_the_first_one_proved(
     model, folder = tiny_model(family, weights=False), tmp_path / "made" / "here"
     first = start(model, folder, monkeypatch)
     [path] = folder.iterdir()
-    monkeypatch.setattr(loading, "probe_family", never)
+    monkeypatch.setattr(discovery, "probe_family", never)
     second = start(model, folder, monkeypatch)
     assert second.findings == first.findings
     assert second.fingerprint == first.fingerprint

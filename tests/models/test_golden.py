@@ -14,7 +14,8 @@ import torch
 
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.config import Settings
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.processing.inputs import ProcessorInputs
 
 GOLDEN = Path(__file__).parent.parent / "golden"

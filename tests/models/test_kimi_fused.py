@@ -13,7 +13,8 @@ import torch
 
 from lazydecode.config import Settings
 from lazydecode.models.exclusion import lock_for
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from tests.builders import make_jpeg
 from tests.builders_video import make_mp4
 from tests.models.reference import clip, picture

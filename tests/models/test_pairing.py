@@ -14,8 +14,8 @@ import torch
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalInput
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.joining import join_items
-from lazydecode.models.loading import ModelFrontend
 from lazydecode.models.pairing import split_option
 from lazydecode.models.pixels import finish_pixels
 from lazydecode.processing.inputs import ProcessorInputs

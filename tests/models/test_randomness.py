@@ -16,7 +16,8 @@ import torch
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.cli.inspect_model import inspect_model
 from lazydecode.config import Settings
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.randomness import random_options
 from lazydecode.processing.inputs import ProcessorInputs
 from tests.models.reference import picture, sound

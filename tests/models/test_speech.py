@@ -9,7 +9,8 @@ import pytest
 
 from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError, ValidationError
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.speech import SpeechModel, SpeechRequest
 
 

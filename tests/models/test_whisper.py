@@ -17,7 +17,8 @@ from lazydecode.config import Settings
 from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.inputs import PlaceholderRange
 from lazydecode.media.audio import AudioMediaIO, resample
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.speech import SpeechRequest
 from lazydecode.processing.inputs import ProcessorInputs
 from tests.builders import make_wav

@@ -24,7 +24,8 @@ from lazydecode.config import Settings
 from lazydecode.engine.client import EngineClient
 from lazydecode.engine.protocol import SamplingParams
 from lazydecode.errors import LazyDecodeError
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.renderers.base import BaseRenderer
 from lazydecode.renderers.chat import parse_messages
 from lazydecode.renderers.messages import ChatMessage

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from lazydecode.config import Settings
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.renderers import warm_up as module
 from lazydecode.renderers.warm_up import WarmUp
 

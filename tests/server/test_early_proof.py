@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from lazydecode.config import Settings
-from lazydecode.models import loading
+from lazydecode.models import discovery
 from lazydecode.models.findings import Findings, write_findings
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.server import early_proof
 from lazydecode.server.early_proof import EarlyProof, begin_proof
 
@@ -86,8 +87,8 @@ def test_what_was_found_out_is_not_found_out_again(
         asked.append(mark)
         return frontend.findings
 
-    monkeypatch.setattr(loading, "_findings", {})
-    monkeypatch.setattr(loading, "probe_family", never)
+    monkeypatch.setattr(discovery, "_findings", {})
+    monkeypatch.setattr(discovery, "probe_family", never)
     again = load_model_frontend(frontend.model_id, Settings(), proven=proven)
     assert asked == [frontend.fingerprint]
     assert again.findings is frontend.findings

@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from lazydecode.config import Settings
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 
 _HEADERS: Final = {
     "meta": "yes: the class on tensors of the item's size without content",

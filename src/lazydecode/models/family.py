@@ -81,6 +81,8 @@ class Proof:
     """Modality -> why the same item gives other tensors each time; absent: it does not."""
     pairs_sound: bool = False
     """Whether a video with its sound gets the class's own ids."""
+    remarks: tuple[str, ...] = ()
+    """What else does not come out as the class has it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +27,6 @@ from lazydecode.models.processor_call import (
 )
 from lazydecode.models.registry import FamilyRecord, ModelLoadError
 from lazydecode.models.template import MODALITIES, Chat
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,8 @@ class FamilyFacts:
     modalities: Mapping[str, ModalityFacts]
     refused: Mapping[str, str] = field(default_factory=dict)
     """Modality -> why the family's processor cannot be used for it."""
+    alone: Mapping[str, str] = field(default_factory=dict)
+    """Modality -> why a prompt takes one item of it and no second."""
 
 
 def probe_item(modality: str, number: int, *, rate: int | None = None) -> Any:
@@ -138,17 +137,17 @@ def probe_family(probes: Probes) -> FamilyFacts:
     """Run the processor on one and two items of each modality; return what that showed."""
     facts: dict[str, ModalityFacts] = {}
     refused: dict[str, str] = {}
+    alone: dict[str, str] = {}
     for modality in processor_modalities(probes.call.processor):
         try:
-            facts[modality] = _probe_modality(probes, modality)
+            facts[modality] = _probe_modality(probes, modality, alone)
         except (FieldInferenceError, InvalidRequestError, ModelLoadError) as exc:
             refused[modality] = str(exc)
-            logger.warning("%s input is off: %s", modality, exc)
     ordered: dict[str, ModalityFacts] = {m: facts[m] for m in MODALITIES if m in facts}
-    return FamilyFacts(ordered, refused)
+    return FamilyFacts(ordered, refused, {m: why for m, why in alone.items() if m in facts})
 
 
-def _probe_modality(probes: Probes, modality: str) -> ModalityFacts:
+def _probe_modality(probes: Probes, modality: str, alone: dict[str, str]) -> ModalityFacts:
     first, second = probes.output(modality, 0), probes.output(modality, 1)
     placeholder = str(first.offsets[0]["text"]) if first.offsets else ""
     if not placeholder:
@@ -156,7 +155,9 @@ def _probe_modality(probes: Probes, modality: str) -> ModalityFacts:
     either_or = probes.call.either_or
     if not (placeholder or either_or):
         raise ModelLoadError(f"the model's processor puts no {modality} items into text")
-    other, joined = _run_both(probes, modality)
+    other, joined, why = _run_both(probes, modality)
+    if joined is None:
+        alone[modality] = why
     if joined is not None and other != 1:
         second = probes.output(modality, other)
     rules = infer_rules(first.tensors, second.tensors, joined)
@@ -226,10 +227,10 @@ def _same_tensors(usual: ProcessorOutput, other: ProcessorOutput) -> bool:
     )
 
 
-def _run_both(probes: Probes, modality: str) -> tuple[int, dict[str, Any] | None]:
+def _run_both(probes: Probes, modality: str) -> tuple[int, dict[str, Any] | None, str]:
     """Run probe 0 with a second one in one prompt; return its number and the joined tensors.
 
-    The tensors are None if the class takes no second item at all.
+    The tensors are None if the class takes no second item at all; then the last says why.
     """
     text = probes.record.item_text.get(modality)
     text = text + text if text else probes.template.render_items([modality, modality])
@@ -237,9 +238,8 @@ def _run_both(probes: Probes, modality: str) -> tuple[int, dict[str, Any] | None
     for number in (1, 2):  # some classes only stack items of one size
         items = [probes.item(modality, 0), probes.item(modality, number)]
         try:
-            return number, probes.call(text, Media.of({modality: items})).tensors
+            return number, probes.call(text, Media.of({modality: items})).tensors, ""
         except Exception as exc:
             # Whatever it is, it says that the class does not take this pair.
             reason = describe(exc)
-    logger.info("one %s per prompt: two are refused (%s)", modality, reason)
-    return 1, None
+    return 1, None, reason

@@ -58,6 +58,7 @@ class Prover:
         self.items = items
         self.expander = expander
         self._substitutes = substitutes(self.call.processor)
+        self._remarks: list[str] = []
 
     def prove(self) -> Proof:
         """Return the way in which prompts come out right, or the difference that remains."""
@@ -71,6 +72,7 @@ class Prover:
             random=random,
             pairs_sound=proof.mode == "expand" and self._pairs_sound(headers),
             text_rule=self._text_rule(proof.edit) if trials else None,
+            remarks=tuple(self._remarks),
         )
 
     def _prompt_proof(self, trials: Sequence[Trial], headers: Mapping[str, Way]) -> Proof:
@@ -222,7 +224,7 @@ class Prover:
             rule = TextRule(special, layout, has_edit)
             if text_only_ids(self.expander, text, rule, edit, bos) == output.input_ids:
                 return rule
-        logger.warning("prompts without media are not what the model's own processor makes")
+        self._remarks.append("prompts without media are not what the model's own processor makes")
         return None
 
     def _whole_failure(self, trial: Trial, headers: Mapping[str, Way]) -> str:
@@ -294,14 +296,12 @@ class Prover:
                 add_special_tokens=theirs.add_special_tokens,
             )
         except InvalidRequestError as exc:
-            logger.warning("videos are taken without their sound: %s", exc)
+            self._remarks.append(f"videos are taken without their sound: {exc}")
             return False
         if ours.token_ids == theirs.input_ids:
             return True
-        logger.warning(
-            "videos are taken without their sound: %s",
-            describe_difference(self.call.tokenizer, ours.token_ids, theirs.input_ids),
-        )
+        why = describe_difference(self.call.tokenizer, ours.token_ids, theirs.input_ids)
+        self._remarks.append(f"videos are taken without their sound: {why}")
         return False
 
     def _why_random(self, modality: str) -> str:

@@ -30,7 +30,7 @@ from lazydecode.media.base import MediaIO
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
 from lazydecode.media.executor import MediaExecutor, yield_cpu
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.pairing import choose_sounds
 from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.flights import ItemFlights

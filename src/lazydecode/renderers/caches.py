@@ -20,7 +20,7 @@ from lazydecode.cache.stored import StoredCache, StoredResults
 from lazydecode.config import Settings
 from lazydecode.errors import ValidationError
 from lazydecode.media.decode import await_with_cancellation_drain
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.frontend import ModelFrontend
 
 Purpose: TypeAlias = Literal["render", "engine", "count"]
 """What a request is processed for, which says which cache it goes by: that of rendered prompts,

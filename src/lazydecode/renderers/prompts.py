@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.template import RenderedPrompt
 from lazydecode.renderers.chat import Conversation
 from lazydecode.renderers.timeline import Timeline

@@ -22,7 +22,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.processing.inputs import ProcessorInputs
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch
 from lazydecode.config import Settings
 from lazydecode.engine.protocol import Engine
 from lazydecode.engine.wire import DTYPES
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.renderers.base import BaseRenderer
 from lazydecode.renderers.caches import ClearedCaches
 from lazydecode.server.membership import Clear, Member

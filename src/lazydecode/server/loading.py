@@ -19,7 +19,8 @@ from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.models.findings import Findings
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.registry import ModelLoadError
 from lazydecode.renderers.base import BaseRenderer
 from lazydecode.renderers.media import resolve_media_io

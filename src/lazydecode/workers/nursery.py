@@ -27,7 +27,8 @@ from lazydecode.config import Settings
 from lazydecode.engine.child import ForkedChild
 from lazydecode.errors import LazyDecodeError
 from lazydecode.models.findings import Findings
-from lazydecode.models.loading import ModelFrontend, load_model_frontend
+from lazydecode.models.frontend import ModelFrontend
+from lazydecode.models.loading import load_model_frontend
 from lazydecode.renderers.warm_up import sample_of
 from lazydecode.workers.worker import Memory, process_item, run_worker
 
@@ -203,6 +204,7 @@ def _load(configure: Configure) -> ModelFrontend:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()  # the server has said it
+    logging.getLogger(load_model_frontend.__module__).setLevel(logging.ERROR)
     os.nice(configure.settings.worker_niceness)
 
     def proven(mark: str) -> Findings | None:

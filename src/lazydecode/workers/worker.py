@@ -21,7 +21,7 @@ from lazydecode.errors import CorruptMediaError, LazyDecodeError, UnprocessableM
 from lazydecode.media.base import DecodeSpec, MediaRef
 from lazydecode.media.faults import describe
 from lazydecode.media.rebuild import rebuild_decoder
-from lazydecode.models.loading import ModelFrontend
+from lazydecode.models.frontend import ModelFrontend
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.outputs import ItemOutput
 from lazydecode.workers.messages import (
