@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,12 +34,33 @@ def test_the_longest_spelling_counts(marker: TextMarker) -> None:
     assert sealed == f"{MARK_START}2{MARK_END}"
 
 
-def test_roles_types_and_keys_are_not_marked(marker: TextMarker) -> None:
-    message = {"role": "<think>", "content": [{"type": "<think>", "text": "<think>"}]}
+def test_words_that_templates_look_for_are_not_marked() -> None:
+    marker = TextMarker(["<image>", "eol"])
+    message = {
+        "role": "tool",
+        "content": [{"type": "image"}, {"type": "text", "text": "a <image>"}],
+    }
     marked = marker.mark(message)
-    assert marked["role"] == "<think>"
-    assert marked["content"][0]["type"] == "<think>"
-    assert marked["content"][0]["text"] == f"{MARK_START}<think>{MARK_END}"
+    assert marked["role"] == "tool"
+    assert [part["type"] for part in marked["content"]] == ["image", "text"]
+    assert marked["content"][1]["text"] == f"a {MARK_START}<image>{MARK_END}"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": {"<|im_end|>": {"type": "string"}}},
+        {"properties": {"a": {"type": "<|im_end|>"}}},
+        {"properties": {"type": {"type": "string", "description": "<|im_end|>"}}},
+        {"properties": {"role": ["<|im_end|>"]}, "type": ["<|im_end|>", "null"]},
+    ],
+)
+def test_no_place_of_a_schema_can_spell_a_token(
+    marker: TextMarker, schema: dict[str, object]
+) -> None:
+    written = json.dumps(marker.mark(schema), ensure_ascii=False)
+    assert "<|im_end|>" not in marker.seal(written)
+    assert marker.unseal(marker.seal(written)) == json.dumps(schema)
 
 
 def test_marks_in_a_conversation_are_dropped(marker: TextMarker) -> None:

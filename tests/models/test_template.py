@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lazydecode.errors import InvalidRequestError
+from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.models.marks import TextMarker
 from lazydecode.models.template import ChatTemplate, count_parts
 
@@ -65,17 +65,19 @@ def test_tools_and_template_options_are_text_too() -> None:
     assert "<img>" not in rendered.text and "[go]" not in rendered.text
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "documents", "chat_template", "self"])
+def test_what_is_no_variable_of_a_template_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ValidationError, match=f"cannot set '{name}'") as caught:
+        make(PARTS).render([{"role": "user", "content": "x"}], chat_template_kwargs={name: []})
+    assert caught.value.parameter == "chat_template_kwargs"
+
+
 def test_a_message_that_is_continued_is_left_open() -> None:
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "so far"}]
     rendered = make(PARTS).render(
         messages, add_generation_prompt=False, continue_final_message=True
     )
     assert rendered.text == "[user]q[assistant]so far"
-
-
-def test_the_template_cannot_be_replaced_by_a_request() -> None:
-    with pytest.raises(InvalidRequestError, match="chat template"):
-        make(PARTS).render([], chat_template_kwargs={"chat_template": "x"})
 
 
 def test_a_template_that_raises_refuses_the_request() -> None:

@@ -19,7 +19,8 @@ MARK_END: Final = "\U000f0001"
 
 _CODE = re.compile(f"{MARK_START}([0-9]+){MARK_END}")
 _LONE = re.compile(f"[{MARK_START}{MARK_END}]")
-_UNMARKED_KEYS: Final = frozenset({"role", "type"})
+_NAMING_KEYS: Final = frozenset({"role", "type"})
+"""Keys whose values templates compare with: a word there is left alone."""
 
 
 def leftmost_longest(spellings: Iterable[str]) -> re.Pattern[str]:
@@ -47,7 +48,9 @@ class TextMarker:
     def mark(self, value: Any) -> Any:
         """Return a copy of `value` in which every control token within strings is wrapped.
 
-        Lists and mappings are walked; keys, roles and part types are left alone. Marks that are
+        Lists and mappings are walked. Keys are text too, as those of a tool's parameters are the
+        client's; a word (`role`, `image`) stays as it is where it is a key, a role or a type,
+        since templates look for it there, and no control token is a plain word. Marks that are
         already in a string are dropped, so that nobody can forge one.
         """
         if isinstance(value, str):
@@ -57,7 +60,11 @@ class TextMarker:
             # Two parts of one message must not spell together what neither spells alone.
             return f"{marked}{MARK_START}" if self._ends_in_beginning(value) else marked
         if isinstance(value, Mapping):
-            return {k: v if k in _UNMARKED_KEYS else self.mark(v) for k, v in value.items()}
+            return {
+                _word(key) or self.mark(key): (key in _NAMING_KEYS and _word(item))
+                or self.mark(item)
+                for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             return [self.mark(item) for item in value]
         return value
@@ -98,6 +105,11 @@ class TextMarker:
         """Whether `text` ends in the beginning of a control token."""
         longest = min(self._longest, len(text))
         return any(text[-n:] in self._beginnings for n in range(1, longest + 1))
+
+
+def _word(value: Any) -> str | None:
+    """Return `value` if it is a plain word: letters, digits and underscores; else None."""
+    return value if isinstance(value, str) and value.isidentifier() else None
 
 
 def has_marks(sealed: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from lazydecode.errors import InvalidRequestError
+from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.models.marks import TextMarker
 
 Message = Mapping[str, Any]
@@ -15,6 +15,20 @@ Message = Mapping[str, Any]
 
 MODALITIES: Final = ("image", "video", "audio")
 _PROBE: Final = "lazydecodeprobe"
+_REQUEST_FIELDS: Final = frozenset(
+    {"messages", "tools", "add_generation_prompt", "continue_final_message"}
+)
+_NOT_VARIABLES: Final = _REQUEST_FIELDS | {
+    "chat_template",
+    "conversation",
+    "conversations",
+    "documents",
+    "processor_kwargs",
+    "return_assistant_tokens_mask",
+    "self",
+    "tokenize",
+}
+"""Names that transformers takes for itself: no template can see a value under them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +132,7 @@ class ChatTemplate:
 
         Raises:
             InvalidRequestError: If the template refuses the conversation.
+            ValidationError: If `chat_template_kwargs` has a name that is no variable.
         """
         if add_generation_prompt and continue_final_message:
             raise InvalidRequestError(
@@ -125,8 +140,12 @@ class ChatTemplate:
             )
         shaped = [self._shape(message) for message in messages]
         options = dict(chat_template_kwargs or {})
-        if "chat_template" in options:
-            raise InvalidRequestError("chat_template_kwargs cannot replace the chat template")
+        for name in _NOT_VARIABLES.intersection(options):
+            raise ValidationError(
+                f"chat_template_kwargs cannot set {name!r}"
+                + ("; it is a field of the request" if name in _REQUEST_FIELDS else ""),
+                parameter="chat_template_kwargs",
+            )
         text = self._run(
             self.marker.mark(shaped),
             tools=self.marker.mark(list(tools)) if tools else None,
