@@ -16,8 +16,7 @@ One request's way, and where each step runs:
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
@@ -25,7 +24,6 @@ from typing import Any, TypeVar
 from lazydecode.cache import BaseMultiModalProcessorCache, Bindings
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
-from lazydecode.inputs import MultiModalInput
 from lazydecode.media.base import MediaIO
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
@@ -48,11 +46,13 @@ from lazydecode.renderers.embeds import EmbeddingLoader, check_embeds
 from lazydecode.renderers.guards import naming_videos, time_limit
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
+from lazydecode.renderers.jobs import Job
 from lazydecode.renderers.late import LateMedia
 from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
-from lazydecode.renderers.multimodal import Deliver, Job, MultiModalRunner
+from lazydecode.renderers.multimodal import MultiModalRunner
 from lazydecode.renderers.prompts import PromptWriter, RenderRequest
 from lazydecode.renderers.recordings import Recordings
+from lazydecode.renderers.rendered import RenderedRequest
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.renderers.warm_up import WarmUp
 
@@ -373,128 +373,3 @@ class BaseRenderer:
         self._mm_executor.shutdown()
         self.caches.close()
         self.executor.shutdown()
-
-
-class RenderedRequest:
-    """One request whose media are here, encoded, and whose prompt is written.
-
-    It can be processed as often as needed: again when the engine lost what it was sent.
-    """
-
-    def __init__(
-        self,
-        renderer: BaseRenderer,
-        job: Job,
-        timeline: Timeline,
-        late: LateMedia | None = None,
-        *,
-        skips_cache: bool = False,
-    ) -> None:
-        self._renderer = renderer
-        self._job = job
-        self._timeline = timeline
-        self._late = late
-        self._skips_cache = skips_cache
-        self.num_prompt_tokens = 0
-        """Length of the prompt with expanded placeholders; 0 before it was processed."""
-        self.processing_s = 0.0
-        """Time spent in `process` and `render` so far."""
-
-    @property
-    def request_id(self) -> str:
-        """Id of the request."""
-        return self._job.request_id
-
-    @property
-    def has_sender_cache(self) -> bool:
-        """Whether `process` can go by a cache that mirrors the engine's."""
-        return self._cache_for("engine") is not None
-
-    def _cache_for(self, purpose: Purpose) -> BaseMultiModalProcessorCache | None:
-        return self._renderer.caches.select(purpose, skip=self._skips_cache)
-
-    async def process(self, deliver: Deliver, *, use_cache: bool = True) -> None:
-        """Process for the engine, and hand the result to `deliver` on the ordered worker.
-
-        Items that the engine's cache holds come without tensors, unless the caches are passed by.
-
-        Raises:
-            LazyDecodeError: If an item cannot be used; it names the item.
-        """
-        await self._run(self._cache_for("engine") if use_cache else None, deliver)
-
-    async def render(self, *, with_payload: bool) -> MultiModalInput:
-        """Process for whoever asked: all items with tensors, if they are wanted.
-
-        If they are not, headers may be enough, and nothing is decoded.
-        """
-        return await self._render(self._cache_for("render"), with_payload=with_payload)
-
-    async def count(self) -> MultiModalInput:
-        """Return ids and ranges; caches are asked, and are afterwards as they were before."""
-        return await self._render(self._cache_for("count"), with_payload=False)
-
-    async def _render(
-        self, cache: BaseMultiModalProcessorCache | None, *, with_payload: bool
-    ) -> MultiModalInput:
-        if self._job.items and not with_payload:
-            runner = self._renderer.runner
-            sketched = await self._with_repairs(
-                lambda: runner.render_from_headers(self._job, cache, self._timeline)
-            )
-            if sketched is not None:
-                return sketched
-        rendered: list[MultiModalInput] = []
-        await self._run(cache, rendered.append)
-        return rendered[0]
-
-    async def invalidate(
-        self, mm_hashes: Sequence[str], forget: Callable[[Sequence[str]], None]
-    ) -> None:
-        """Forget that the engine holds these; process again after it.
-
-        Args:
-            mm_hashes: What the engine lacked.
-            forget: Tells the engine, in order with the sender cache.
-        """
-        cache = self._renderer.sender_cache
-        if cache is None:
-            return
-
-        def on_both_sides() -> None:
-            cache.invalidate(mm_hashes)
-            forget(mm_hashes)
-
-        await self._renderer.on_worker(on_both_sides)
-
-    async def _run(self, cache: BaseMultiModalProcessorCache | None, deliver: Deliver) -> None:
-        def take(prompt: MultiModalInput) -> None:
-            deliver(prompt)
-            self.num_prompt_tokens = len(prompt["prompt_token_ids"])
-
-        started = time.perf_counter()
-        try:
-            if not (self._job.items or self._job.embeddings):
-                assert not isinstance(self._job.prompt, str)
-                # Without items no cache changes, so the order does not matter.
-                take(_text_input(self._job.prompt))
-            else:
-                runner = self._renderer.runner
-                await self._with_repairs(lambda: runner.run(self._job, cache, take, self._timeline))
-        finally:
-            self.processing_s += time.perf_counter() - started
-
-    async def _with_repairs(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        if self._late is None:
-            return await work()
-        return await self._late.repaired(self._job, work)
-
-
-def _text_input(prompt_token_ids: list[int]) -> MultiModalInput:
-    return MultiModalInput(
-        type="multimodal",
-        prompt_token_ids=prompt_token_ids,
-        mm_kwargs={},
-        mm_hashes={},
-        mm_placeholders={},
-    )

@@ -15,8 +15,8 @@ from lazydecode.errors import LazyDecodeError, MissingMediaError, PayloadChanged
 from lazydecode.media.base import MediaIO, MediaRef
 from lazydecode.renderers.guards import time_limit
 from lazydecode.renderers.hold import EncodedHold
+from lazydecode.renderers.jobs import Job
 from lazydecode.renderers.media import EncodedItem, MediaFetcher
-from lazydecode.renderers.multimodal import Job
 from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache
-from lazydecode.errors import MissingMediaError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.limits import RequestLimits
 from lazydecode.media.base import MediaRef
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.decode import await_with_cancellation_drain
-from lazydecode.models.chunks import VISION_CHUNK
-from lazydecode.models.generic import GenericMultiModalProcessor, HeaderRendering
-from lazydecode.parse import VisionChunkProcessorItems
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
 from lazydecode.processing.state import MultiModalApplyState
@@ -32,55 +27,21 @@ from lazydecode.renderers.decode_counting import (
     DecodeCounter,
     EncodedRef,
     UncountedError,
-    all_refs,
 )
 from lazydecode.renderers.guards import (
-    check_placeholders,
     client_errors,
     naming_videos,
     time_limit,
 )
+from lazydecode.renderers.header_rendering import HeaderRenderer
 from lazydecode.renderers.identities import ItemIdentities, NamedItem
-from lazydecode.renderers.media import EncodedItem
-from lazydecode.renderers.timeline import HEADERS_FALL_SHORT, Timeline
+from lazydecode.renderers.jobs import Deliver, Job, JobInputs
+from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")
 
-Load: TypeAlias = "Callable[[Sequence[EncodedRef]], Awaitable[None]]"
-"""Takes modality, index and ref of the items whose bytes are needed."""
-
-
 _MAX_COUNTS: Final = 3
 """How often what has to be decoded is counted; if it changes as often, all items are."""
-_SHORT_CHARS: Final = 1024
-_FEW_ITEMS: Final = 4
-"""Prompts of as many characters and known sizes are built on the event loop, in some 0.3 ms."""
-
-
-@dataclass(slots=True)
-class Job:
-    """What is processed: a prompt, and encoded items that outlive each processing."""
-
-    request_id: str
-    prompt: str | list[int]
-    """Text with placeholders; token ids if there are no items."""
-    items: list[EncodedItem]
-    media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    embeddings: Mapping[str, Any] = field(default_factory=dict)
-    """Modality -> embeddings in the place of its media, as the data parser takes them."""
-    mm_processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    cache_salt: str | None = None
-    deadline: float | None = None
-    """Time of the event loop by which the first processing must have ended; None: no limit."""
-    is_paid: bool = False
-    """Whether the memory of the decoded items is reserved already, by who made the job."""
-    load: Load | None = None
-    """Reads payloads that were left unread, within the budget; None: all were read."""
-
-
-Deliver: TypeAlias = Callable[[MultiModalInput], None]
-"""Takes what was rendered. Runs on the ordered worker, must not block; if it raises, the cache
-is as it was before the request."""
 
 
 class MultiModalRunner:
@@ -122,9 +83,12 @@ class MultiModalRunner:
         self._counter = DecodeCounter(
             processor, max_bytes=limits.max_decoded_bytes_per_request, chunks=chunks
         )
-        self._identities = identities
+        self._inputs = JobInputs(processor, identities, fingerprint)
         self._chunks = chunks
-        self._fingerprint = fingerprint
+        self.headers = HeaderRenderer(
+            processor, self._inputs, self._counter, processing=processing, chunks=chunks
+        )
+        """Renders without decoding what is missing."""
         self._given_up: set[asyncio.Task[None]] = set()
 
     async def run(
@@ -174,7 +138,7 @@ class MultiModalRunner:
                 was decoded then, and nothing is held any more.
         """
         refs: list[MediaRef[Any]] = []
-        inputs, named = self._build_inputs(job, cache, refs)
+        inputs, named = self._inputs.build(job, cache, refs)
         async with AsyncExitStack() as stack:
             if cache is not None:
                 known = [h for group in (inputs.mm_hash_items or {}).values() for h in group]
@@ -195,91 +159,14 @@ class MultiModalRunner:
             )
         await self._wait_until(task, deadline, cancellation)
 
-    async def render_from_headers(
-        self, job: Job, cache: BaseMultiModalProcessorCache | None, timeline: Timeline
-    ) -> MultiModalInput | None:
-        """Return ids, ranges and identities without decoding anything.
-
-        None if no item is missing from the cache, so that `run` decodes nothing either, or if
-        a header does not say enough.
-
-        Raises:
-            LazyDecodeError: If an item's size or an option cannot be used.
-        """
-        processor = self._processor
-        if not isinstance(processor, GenericMultiModalProcessor):
-            return None
-        refs: list[MediaRef[Any]] = []
-        try:
-            with timeline.stage("headers"), client_errors(), naming_videos(job.items):
-                inputs, named = self._build_inputs(job, cache, refs)
-                missing = self._counter.find_missing(inputs)
-                if not missing:
-                    return None
-                if job.load is not None:
-                    # What a chunk model's videos give is worked out from their headers always.
-                    needed = missing if self._chunks is None else all_refs(inputs)
-                    await job.load([item for item in needed if not item[2].knows_header])
-                if self._chunks is None and _is_short(job):
-                    known = processor.render_known(inputs)
-                    if known is not None:
-                        prompt = self._sketched(processor, inputs, known)
-                        self._bind(named, cache)
-                        return prompt
-                rendering = await self._on(
-                    self._processing, lambda: self._render_from_headers(processor, job, inputs)
-                )
-                if rendering is not None:
-                    self._bind(named, cache)
-            if rendering is None:
-                timeline.fall_back(job.request_id, HEADERS_FALL_SHORT)
-            return rendering
-        finally:
-            for ref in refs:
-                ref.release()
-
     def needs_media(self, job: Job, cache: BaseMultiModalProcessorCache | None) -> bool:
         """Whether an item of the job would have to be decoded now; changes no order."""
         refs: list[MediaRef[Any]] = []
         try:
-            return bool(self._counter.find_missing(self._build_inputs(job, cache, refs)[0]))
+            return bool(self._counter.find_missing(self._inputs.build(job, cache, refs)[0]))
         finally:
             for ref in refs:
                 ref.release()
-
-    def _render_from_headers(
-        self, processor: GenericMultiModalProcessor, job: Job, inputs: ProcessorInputs
-    ) -> MultiModalInput | None:
-        if self._chunks is not None:
-            chunked = self._chunks.from_headers(job.items, inputs)
-            if chunked is None:
-                return None
-            inputs = chunked
-        rendering = processor.render_from_headers(inputs)
-        return None if rendering is None else self._sketched(processor, inputs, rendering)
-
-    def _sketched(
-        self,
-        processor: GenericMultiModalProcessor,
-        inputs: ProcessorInputs,
-        rendering: HeaderRendering,
-    ) -> MultiModalInput:
-        info = processor.info
-        algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
-        prompt = MultiModalInput(
-            type="multimodal",
-            prompt_token_ids=rendering.token_ids,
-            mm_kwargs={},
-            mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
-            mm_placeholders=rendering.placeholders,
-        )
-        _name_origins(prompt, inputs)
-        self._check_placeholders(prompt, inputs)
-        return prompt
-
-    def _check_placeholders(self, prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
-        if self._processor.items_in_prompt:
-            check_placeholders(prompt, inputs)
 
     async def drain(self) -> None:
         """Return when nothing runs any more of requests that were given up."""
@@ -338,47 +225,6 @@ class MultiModalRunner:
         if self._chunks is None:
             return nullcontext(inputs)
         return self._chunks.resolved(job.items, inputs, timing)
-
-    def _build_inputs(
-        self, job: Job, cache: BaseMultiModalProcessorCache | None, refs: list[MediaRef[Any]]
-    ) -> tuple[ProcessorInputs, list[NamedItem]]:
-        """Return the inputs, and what uuids stand for once they were processed."""
-        data: dict[str, Any] = {}
-        numbers: dict[str, list[int]] = {}
-        for item in job.items:
-            ref = item.new_ref()
-            if ref is not None:
-                refs.append(ref)
-            elif cache is None:
-                raise MissingMediaError(
-                    "an item with a uuid alone needs the processor cache, which is off",
-                    modality=item.modality,
-                    index=item.index,
-                )
-            data.setdefault(item.modality, []).append(ref)
-            numbers.setdefault(item.modality, []).append(item.index)
-        data.update(job.embeddings)
-        groups = self._processor.info.parse_mm_data(data, validate=False)
-        for modality, indices in numbers.items():
-            groups[modality] = groups[modality].numbered(indices)
-        inputs = ProcessorInputs(
-            job.prompt,
-            groups,
-            hf_processor_mm_kwargs=job.mm_processor_kwargs,
-            media_io_kwargs=job.media_io_kwargs,
-            cache=cache,
-            cache_salt=job.cache_salt,
-            processor_fingerprint=self._fingerprint,
-            sound_pairs=[
-                (item.of_video, numbers["audio"].index(item.index))
-                for item in job.items
-                if item.of_video is not None
-            ],
-        )
-        if cache is None:
-            return self._processor.set_apart(inputs), []
-        resolved = self._identities.resolve(job.items, inputs)
-        return replace(inputs, mm_hash_items=resolved.hashes), resolved.named
 
     # -- the phases
 
@@ -467,15 +313,9 @@ class MultiModalRunner:
             return
         with nullcontext() if inputs.cache is None else inputs.cache.transaction():
             prompt = process()
-            _name_origins(prompt, inputs)
-            self._check_placeholders(prompt, inputs)
-            self._bind(named, inputs.cache)
+            self._inputs.finish(prompt, inputs)
+            self._inputs.bind(named, inputs.cache)
             deliver(prompt)
-
-    def _bind(self, named: Sequence[NamedItem], cache: BaseMultiModalProcessorCache | None) -> None:
-        """Let uuids stand for the bytes that were seen, unless the request may change nothing."""
-        if cache is not None and cache.keeps_items:
-            self._identities.bind(named)
 
     @staticmethod
     async def _on(executor: Executor, function: Callable[[], _T]) -> _T:
@@ -484,20 +324,3 @@ class MultiModalRunner:
 
 def _nothing() -> None:
     pass
-
-
-def _name_origins(prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
-    """Say what chunks were cut from."""
-    chunks = inputs.mm_data_items.get(VISION_CHUNK)
-    if isinstance(chunks, VisionChunkProcessorItems):
-        prompt["mm_origins"] = {VISION_CHUNK: list(chunks.origins)}
-
-
-def _is_short(job: Job) -> bool:
-    """Whether the prompt is built in less time than a thread takes to be asked for it."""
-    return (
-        isinstance(job.prompt, str)
-        and len(job.prompt) <= _SHORT_CHARS
-        and len(job.items) <= _FEW_ITEMS
-        and not job.embeddings
-    )

@@ -24,7 +24,7 @@ from lazydecode.engine.protocol import (
 )
 from lazydecode.errors import CacheMissError, EngineDeadError, EngineError
 from lazydecode.inputs import MultiModalInput
-from lazydecode.renderers.base import RenderedRequest
+from lazydecode.renderers.rendered import RenderedRequest
 from lazydecode.server.detokenize import Detokenizer
 from lazydecode.server.metrics import Metrics
 

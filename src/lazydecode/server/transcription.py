@@ -14,10 +14,10 @@ from lazydecode.engine.protocol import SamplingParams, TimestampRule, TokenLogpr
 from lazydecode.errors import EngineError, LazyDecodeError
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.models.speech import LanguageProbe, SpeechModel
-from lazydecode.renderers.base import RenderedRequest
+from lazydecode.renderers.jobs import Job
 from lazydecode.renderers.media import EncodedItem, merge_media_io_kwargs
-from lazydecode.renderers.multimodal import Job
 from lazydecode.renderers.recordings import Piece, Plan, Recording
+from lazydecode.renderers.rendered import RenderedRequest
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.context import ServerContext
 from lazydecode.server.detokenize import Detokenizer

@@ -10,8 +10,8 @@ from typing import Any
 
 from lazydecode.engine.protocol import TokenLogprob
 from lazydecode.errors import InvalidRequestError
-from lazydecode.renderers.base import RenderedRequest
 from lazydecode.renderers.hold import EncodedHold
+from lazydecode.renderers.rendered import RenderedRequest
 from lazydecode.server import answers
 from lazydecode.server.context import ServerContext
 from lazydecode.server.detokenize import Detokenizer
