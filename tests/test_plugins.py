@@ -21,8 +21,8 @@ from lazydecode.cache import (
     ProcessorCaches,
 )
 from lazydecode.config import Settings
-from lazydecode.errors import LazyDecodeError, PluginError, ValidationError
-from lazydecode.media.connector import MediaConnectorRegistry
+from lazydecode.errors import LazyDecodeError, PluginBrokenError, PluginError, ValidationError
+from lazydecode.media.connector import MediaConnector, MediaConnectorRegistry
 from lazydecode.media.video_backends import VideoLoaderRegistry
 from lazydecode.models import registry as families
 from lazydecode.plugins import Registry
@@ -310,6 +310,71 @@ def test_a_record_from_elsewhere_is_found_by_the_processors_class(install: Packa
         assert families.record_for(object()).reentrant
     finally:
         families.MODEL_FAMILY_REGISTRY.rescan()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_items": {"image": "two"}},
+        {"max_items": {"image": 0}},
+        {"max_items": {"picture": 1}},
+        {"max_items": None},
+        {"item_text": {"image": b"<image>"}},
+        {"header": {"image": "guess"}},
+        {"raw_media": "video"},
+        {"whole_request": ("video", "picture")},
+        {"placement": "behind"},
+    ],
+    ids=str,
+)
+def test_a_record_that_would_fail_later_cannot_be_made(fields: dict[str, Any]) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(fields))):
+        families.FamilyRecord(**fields)
+
+
+def test_a_broken_record_is_named_by_whoever_loads_the_model(install: Packages) -> None:
+    install(
+        "plug_family",
+        "from lazydecode.models.registry import FamilyRecord\n"
+        "RECORD = FamilyRecord(max_items={'image': 'two'})\n",
+        group="lazydecode.model_families",
+        OddProcessor="plug_family:RECORD",
+    )
+
+    class OddProcessor:
+        pass
+
+    families.MODEL_FAMILY_REGISTRY.rescan()
+    try:
+        with pytest.raises(PluginError, match=r"'OddProcessor' .* does not load: TypeError"):
+            families.record_for(OddProcessor())
+        assert families.record_for(object()).reentrant
+    finally:
+        families.MODEL_FAMILY_REGISTRY.rescan()
+
+
+class Unmakable:
+    def __init__(self, **options: Any) -> None:
+        raise KeyError("/secret/path")
+
+
+def test_parts_that_cannot_be_made_fail_with_their_names(caplog: pytest.LogCaptureFixture) -> None:
+    connectors = MediaConnectorRegistry()
+    connectors.add("odd", type("Odd", (Unmakable, MediaConnector), {"__module__": __name__}))
+    with pytest.raises(PluginBrokenError, match="the media connector 'odd' failed: KeyError"):
+        connectors.load("odd")
+    cache_class = type("Odd", (Unmakable, MultiModalProcessorOnlyCache), {"__module__": __name__})
+    caches = ProcessorCaches(
+        render=cache_class,
+        sender=MultiModalProcessorSenderCache,
+        receiver=MultiModalReceiverCache,
+    )
+    with pytest.raises(PluginBrokenError, match="the processor cache 'odd' failed: KeyError"):
+        caches.make("render", "odd", capacity_bytes=1)
+    assert isinstance(
+        caches.make("sender", "odd", capacity_bytes=1), MultiModalProcessorSenderCache
+    )
+    assert "/secret/path" in caplog.text
 
 
 def test_caches_must_belong_together() -> None:

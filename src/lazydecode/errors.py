@@ -15,11 +15,13 @@
     ├── UnprocessableMediaError          422  the media cannot be used
     │   ├── CorruptMediaError            422  no decoder reads it
     │   ├── MediaTooLargeError           422  encoded or decoded size over a limit
+    │   ├── PluginFailedError            422  a plug-in failed on the item; the log says how
     │   └── OriginRefusedError           422  the origin answered 4xx
     ├── FetchError                       502  retryable: the origin could not be reached or failed
     │   └── FetchTimeoutError            504  retryable
     ├── TimeLimitError                   504  retryable: the server's own time limit was reached
     ├── WorkerDiedError                  503  retryable: the item's process died, also the next
+    ├── PluginBrokenError                500  a plug-in failed, and no item is to blame
     ├── OverloadedError                  503  retryable, with Retry-After: queue or budget full
     └── EngineError                      500
         ├── EngineDeadError              503  retryable: the engine process went away
@@ -172,6 +174,10 @@ class MediaTooLargeError(UnprocessableMediaError):
     """The item is over a limit on encoded bytes, pixels, duration or decoded bytes."""
 
 
+class PluginFailedError(UnprocessableMediaError):
+    """A part from another package failed on the item; the log has its traceback."""
+
+
 class PayloadChangedError(UnprocessableMediaError):
     """The source has other bytes now than when it was identified: it is to be fetched anew."""
 
@@ -211,6 +217,10 @@ class WorkerDiedError(LazyDecodeError):
     status = 503
     error_type = "ServiceUnavailableError"
     retryable = True
+
+
+class PluginBrokenError(LazyDecodeError):
+    """A part from another package failed, and no item can be blamed; the log names it."""
 
 
 class OverloadedError(LazyDecodeError):

@@ -4,21 +4,30 @@ A package offers a part by an entry point: the group says what kind of part it i
 which it is asked for, the value where it is. Nothing is looked for when lazydecode is imported.
 The installed packages are read when a name is asked for that is neither ours nor registered, or
 by `check_plugins`; a plug-in is imported when its own name is asked for, or by `check_plugins`.
-One that is broken fails under its own name alone.
+One that is broken fails under its own name alone. What one raises later, while a request uses
+it, becomes an error of ours where its code is called: see `contain`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.metadata
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from typing import Any, Final, Generic, TypeVar
 
-from lazydecode.errors import PluginError, ValidationError
+from lazydecode.errors import (
+    LazyDecodeError,
+    PluginBrokenError,
+    PluginError,
+    PluginFailedError,
+    ValidationError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -224,6 +233,61 @@ class Registry(Generic[_T]):
             plugin.failure, plugin.cause = f"does not fit: {exc}", exc
             return
         plugin.value = value
+
+
+def is_foreign(part: type) -> bool:
+    """Whether a class comes from another package than ours."""
+    return part.__module__.partition(".")[0] != __name__.partition(".")[0]
+
+
+@contextmanager
+def contain(
+    noun: str,
+    name: str,
+    *,
+    kind: type[PluginFailedError | PluginBrokenError] = PluginFailedError,
+    declared: tuple[type[Exception], ...] = (),
+) -> Iterator[None]:
+    """Turn what a part from elsewhere raises in the block into an error that names the part.
+
+    Our own errors pass unchanged: with them a part says what the client did wrong. All others
+    are logged here, with their text, which may show secrets; the client is told the class.
+
+    Args:
+        noun: What the part is called in messages.
+        name: Under which it is known.
+        kind: What to raise: the part failed on one item, or on no item in particular.
+        declared: Classes that a part of this kind may raise about an item; they pass too.
+
+    Raises:
+        LazyDecodeError: The part's own, or one of the class `kind`.
+    """
+    passing: tuple[type[BaseException], ...] = (
+        LazyDecodeError,
+        KeyboardInterrupt,
+        GeneratorExit,
+        *declared,
+    )
+    try:
+        yield
+    except passing:
+        raise
+    except BaseException as exc:
+        # Wide: a plug-in raises what it likes. `SystemExit` would end the server, and a
+        # `CancelledError` of nobody's making would be taken for the server's end.
+        if isinstance(exc, asyncio.CancelledError) and _is_cancelled():
+            raise
+        logger.error("the %s %r failed", noun, name, exc_info=exc)
+        raise kind(f"the {noun} {name!r} failed: {type(exc).__name__}") from exc
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody has cancelled the task that runs here."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread without a loop: nobody can
+        return False
+    return task is None or task.cancelling() > 0
 
 
 def _entry_points(group: str) -> Iterator[EntryPoint]:

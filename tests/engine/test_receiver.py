@@ -8,7 +8,7 @@ import torch
 from lazydecode.cache import MultiModalReceiverCache
 from lazydecode.engine.protocol import EngineRequest
 from lazydecode.engine.receiver import Receiver
-from lazydecode.errors import CacheMissError, EngineError
+from lazydecode.errors import CacheMissError, EngineError, PluginBrokenError
 from lazydecode.inputs import FlatField, MultiModalFieldElem, MultiModalKwargsItem, PlaceholderRange
 
 
@@ -108,3 +108,18 @@ def test_clear_forgets_everything() -> None:
     one.receive(request({"image": [item(1)]}, {"image": ["a"]}))
     one.clear()
     assert one.snapshot() == []
+
+
+class OddCache(MultiModalReceiverCache):
+    def touch_receiver_cache_item(self, mm_hash: str) -> None:
+        raise KeyError(mm_hash)
+
+
+def test_a_cache_of_another_package_is_named_when_it_fails(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    odd = Receiver(OddCache(capacity_bytes=10_000))
+    name = "tests.engine.test_receiver:OddCache"
+    with pytest.raises(PluginBrokenError, match=f"the processor cache '{name}' failed: KeyError"):
+        odd.receive(request({"image": [item(7)]}, {"image": ["a"]}))
+    assert name in caplog.text

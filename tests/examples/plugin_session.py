@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lazydecode.cache.contained import ContainedCache
 from tests.builders import make_png
 from tests.builders_video import make_mp4
 from tests.server.harness import Server, data_url, image, request, text, video
@@ -45,7 +46,7 @@ def report(server: Server) -> dict[str, Any]:
     return {
         "parts": {
             "connector": type(server.context.renderer._connector).__name__,
-            "sender": type(server.context.renderer.sender_cache).__name__,
+            "sender": sender_name(server),
         },
         "rendered": {
             "bucket": ids(server, image("bucket://photos/deep/a%20cat.png")),
@@ -73,6 +74,12 @@ def report(server: Server) -> dict[str, Any]:
         ),
         "caches": caches(server),
     }
+
+
+def sender_name(server: Server) -> str:
+    sender = server.context.renderer.sender_cache
+    assert isinstance(sender, ContainedCache)
+    return type(sender.inner).__name__
 
 
 def ids(server: Server, *parts: dict[str, Any]) -> list[int]:

@@ -35,7 +35,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join((str(installed), str(ROOT)))
+    own = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join(filter(None, (str(installed), str(ROOT), own)))
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,

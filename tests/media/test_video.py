@@ -379,15 +379,16 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 def test_installed_package_can_offer_a_backend(install: Callable[[str], None]) -> None:
     install(
+        "import numpy\n"
         "class Loader:\n"
         "    def load_bytes(self, data, num_frames=-1, **options):\n"
-        "        return data, {'num_frames': num_frames}\n"
+        "        frames = numpy.full((num_frames, 4, 4, 3), data[0], numpy.uint8)\n"
+        "        return frames, {'num_frames': num_frames}\n"
     )
     assert "plugged" in VIDEO_LOADER_REGISTRY.names()
-    assert video_io(video_backend="plugged", num_frames=3).load_bytes(b"x") == (
-        b"x",
-        {"num_frames": 3},
-    )
+    frames, metadata = video_io(video_backend="plugged", num_frames=3).load_bytes(b"x")
+    assert frames.shape == (3, 4, 4, 3) and (frames == ord("x")).all()
+    assert metadata == {"num_frames": 3}
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('boom')", "Loader = 3", "Loader = dict", ""])

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, cast
 
 from lazydecode.cache.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
+from lazydecode.cache.contained import ContainedCache
 from lazydecode.cache.lru import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
 )
-from lazydecode.plugins import Registry
+from lazydecode.errors import PluginBrokenError
+from lazydecode.plugins import Registry, contain, is_foreign
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,25 @@ class ProcessorCaches:
                 raise TypeError(f"{name} is not a subclass of {expected.__name__}")
         if "." in self.receiver.__qualname__ or self.receiver.__module__ == "__main__":
             raise ValueError("receiver must be a class at the top of a module that can be imported")
+
+    def make(
+        self, end: Literal["render", "sender"], name: str, *, capacity_bytes: int
+    ) -> BaseMultiModalProcessorCache:
+        """Return a new cache, which tells its own failures from ours if it is a plug-in's.
+
+        Args:
+            end: Which of the two.
+            name: Under which these classes are registered.
+            capacity_bytes: Its size.
+
+        Raises:
+            PluginBrokenError: If a class of another package cannot be made.
+        """
+        cache_class = self.render if end == "render" else self.sender
+        if not is_foreign(cast(type, cache_class)):
+            return cache_class(capacity_bytes=capacity_bytes)
+        with contain(PROCESSOR_CACHE_REGISTRY.noun, name, kind=PluginBrokenError):
+            return ContainedCache(cache_class(capacity_bytes=capacity_bytes), name)
 
     @property
     def receiver_path(self) -> str:

@@ -147,7 +147,8 @@ class Connection:
                 receiver = Receiver(_make_cache(configure))
             except Exception as exc:
                 # Wide: a cache of another package; the one who starts the server is told.
-                self.send(StartFailed(f"{type(exc).__name__}: {exc}"))
+                text = f"the processor cache {configure.receiver_cache!r} cannot be made"
+                self.send(StartFailed(f"{text}: {type(exc).__name__}: {exc}"))
                 return
             self._begin(configure)
             loaded = self._loaded.wait()

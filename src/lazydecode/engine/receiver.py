@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from lazydecode.cache import BaseMultiModalReceiverCache
 from lazydecode.engine.generation import PlacedItem
 from lazydecode.engine.protocol import EngineRequest
-from lazydecode.errors import CacheMissError, EngineError
+from lazydecode.errors import CacheMissError, EngineError, PluginBrokenError
 from lazydecode.inputs import MultiModalKwargsItem
+from lazydecode.plugins import contain, is_foreign
 
 
 class Receiver:
@@ -28,7 +30,20 @@ class Receiver:
             CacheMissError: Naming every item that was neither sent nor cached. The others have
                 been applied by then, as they were on the sender's side.
             EngineError: If items, hashes and places do not agree in number.
+            PluginBrokenError: If a cache of another package fails.
         """
+        with self._contained():
+            return self._receive(request)
+
+    def _contained(self) -> AbstractContextManager[None]:
+        """What a cache of another package raises in the block becomes an error with its name."""
+        cache_class = type(self._cache)
+        if not is_foreign(cache_class):
+            return nullcontext()
+        name = f"{cache_class.__module__}:{cache_class.__qualname__}"
+        return contain("processor cache", name, kind=PluginBrokenError)
+
+    def _receive(self, request: EngineRequest) -> tuple[list[PlacedItem], int]:
         if request.cache_items:
             for hashes in request.mm_hashes.values():
                 for mm_hash in hashes:

@@ -10,16 +10,17 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from lazydecode.errors import (
     BlockedURLError,
     LazyDecodeError,
+    MediaTooLargeError,
     PayloadChangedError,
+    PluginBrokenError,
     ValidationError,
 )
 from lazydecode.limits import FetchLimits, FetchPolicy
@@ -51,7 +52,7 @@ from lazydecode.media.urls import (
     parse_url,
     redact_url,
 )
-from lazydecode.plugins import Registry
+from lazydecode.plugins import Registry, contain, is_foreign
 
 __all__ = [
     "CONNECTOR_GROUP",
@@ -91,6 +92,9 @@ class MediaConnector:
     Raises:
         ValueError: If the local folder does not exist, or an entry of the policy is malformed.
     """
+
+    name: str = ""
+    """Under which the registry has it; empty for one that it did not make."""
 
     def __init__(
         self,
@@ -135,10 +139,7 @@ class MediaConnector:
 
     async def fetch_image_async(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
         """Fetch one image; its pixels stay encoded."""
-        with _naming("image", url):
-            return await self.load_from_url_async(
-                url, media_io, timeout_s=self.limits.image_timeout_s
-            )
+        return await self._fetch_one("image", url, media_io, self.limits.image_timeout_s)
 
     def fetch_image(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
         """Blocking form of `fetch_image_async`."""
@@ -146,10 +147,7 @@ class MediaConnector:
 
     async def fetch_video_async(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
         """Fetch one video; its frames stay encoded."""
-        with _naming("video", url):
-            return await self.load_from_url_async(
-                url, media_io, timeout_s=self.limits.video_timeout_s
-            )
+        return await self._fetch_one("video", url, media_io, self.limits.video_timeout_s)
 
     def fetch_video(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
         """Blocking form of `fetch_video_async`."""
@@ -157,10 +155,7 @@ class MediaConnector:
 
     async def fetch_audio_async(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
         """Fetch one audio clip; its samples stay encoded."""
-        with _naming("audio", url):
-            return await self.load_from_url_async(
-                url, media_io, timeout_s=self.limits.audio_timeout_s
-            )
+        return await self._fetch_one("audio", url, media_io, self.limits.audio_timeout_s)
 
     def fetch_audio(self, url: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
         """Blocking form of `fetch_audio_async`."""
@@ -176,7 +171,7 @@ class MediaConnector:
         One download or read, one payload, one digest pass for both keys; the stricter of the
         decoders' caps and the video time-out apply.
         """
-        with _naming("video", url):
+        with self._naming("video", url):
             video, audio = await self._load_refs_async(
                 url, (video_io, audio_io), timeout_s=self.limits.video_timeout_s
             )
@@ -284,23 +279,13 @@ class MediaConnector:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
     async def _close_loop(self) -> None:
@@ -322,7 +307,44 @@ class MediaConnector:
             flights = self._flights[loop] = SingleFlight("fetch")
         return flights
 
+    def contained(self) -> AbstractContextManager[None]:
+        """Let nothing but our errors out of the block, if this is a plug-in's class."""
+        if not is_foreign(type(self)):
+            return nullcontext()
+        return contain("media connector", self.name or type(self).__name__)
+
+    @contextmanager
+    def _naming(self, modality: str, url: MediaURL) -> Iterator[None]:
+        """Name the modality and the URL, without its secrets, in errors that leave the block."""
+        try:
+            with self.contained():
+                yield
+        except LazyDecodeError as exc:
+            exc.modality = exc.modality or modality
+            if exc.parameter is None:
+                exc.parameter, exc.value = f"{modality}_url", redact_url(url)
+            raise
+
     # -- from URL to refs
+
+    async def _fetch_one(
+        self, modality: str, url: MediaURL, media_io: MediaIO[_T], timeout_s: float
+    ) -> MediaRef[_T]:
+        with self._naming(modality, url):
+            ref = await self.load_from_url_async(url, media_io, timeout_s=timeout_s)
+            if not isinstance(ref, MediaRef):
+                raise TypeError(f"load_from_url_async gave a {type(ref).__name__}")
+        return ref
+
+    async def _fetch_payload(self, url: str, max_bytes: int, timeout_s: float) -> MediaPayload:
+        """What `fetch_payload_async` gives, which a plug-in may have replaced."""
+        with self.contained():
+            payload = await self.fetch_payload_async(url, max_bytes=max_bytes, timeout_s=timeout_s)
+            if not isinstance(payload, MediaPayload):
+                raise TypeError(f"fetch_payload_async gave a {type(payload).__name__}")
+        if len(payload.data) > max_bytes:
+            raise MediaTooLargeError(f"the media are larger than {max_bytes} bytes")
+        return payload
 
     async def _load_refs_async(
         self, url: MediaURL, media_ios: Sequence[MediaIO[Any]], *, timeout_s: float | None
@@ -342,7 +364,7 @@ class MediaConnector:
             if known is not None:
                 return known
         start = time.perf_counter()
-        payload = await self.fetch_payload_async(text, max_bytes=max_bytes, timeout_s=timeout_s)
+        payload = await self._fetch_payload(text, max_bytes, timeout_s)
         fetched = time.perf_counter()
         refs = await self._run(build_refs, payload, media_ios)
         if self._download_cache is not None and _is_http(text):
@@ -423,18 +445,6 @@ def _download(content: bytes) -> tuple[str, bytes]:
     return "download", content
 
 
-@contextmanager
-def _naming(modality: str, url: MediaURL) -> Iterator[None]:
-    """Name the modality and the URL, without its secrets, in errors that leave the block."""
-    try:
-        yield
-    except LazyDecodeError as exc:
-        exc.modality = exc.modality or modality
-        if exc.parameter is None:
-            exc.parameter, exc.value = f"{modality}_url", redact_url(url)
-        raise
-
-
 CONNECTOR_GROUP: Final = "lazydecode.connectors"
 """Group of entry points that offer connectors: name -> subclass of `MediaConnector`."""
 
@@ -459,13 +469,16 @@ class MediaConnectorRegistry(Registry[type[MediaConnector]]):
         """
         connector_class = self.get(name)
         try:
-            return connector_class(**options)
+            with contain(self.noun, name, kind=PluginBrokenError, declared=(TypeError, ValueError)):
+                connector = connector_class(**options)
         except (TypeError, ValueError) as exc:
             raise ValidationError(
                 f"the media connector {name!r} refuses its options: {exc}",
                 parameter="media_connector",
                 value=name,
             ) from exc
+        connector.name = name
+        return connector
 
 
 def _check_connector(value: object) -> None:

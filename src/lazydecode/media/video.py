@@ -7,6 +7,7 @@ The frames that a decode returns, and their true times, are settled by the conta
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,7 @@ from lazydecode.media.video_backends.base import (
     DecodedVideo,
     VideoLoader,
     VideoMetadata,
+    checked_decode,
     describe,
 )
 from lazydecode.media.video_backends.registry import VIDEO_LOADER_REGISTRY, backend_fingerprint
@@ -191,13 +193,13 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
         Raises:
             CorruptMediaError: If it is damaged, cut off, or has no video stream.
             MediaTooLargeError: If the chosen frames are over a limit.
+            PluginFailedError: If a backend from elsewhere fails in any other way.
             ValidationError: If an option is wrong, or does not fit this video.
         """
         check_num_frames(self.num_frames)
-        decoded: DecodedVideo = self.video_loader.load_bytes(
-            data, num_frames=self.num_frames, **self.kwargs
-        )
-        return decoded
+        with self._contained():
+            decoded = self.video_loader.load_bytes(data, num_frames=self.num_frames, **self.kwargs)
+            return checked_decode(decoded)
 
     def load_base64(self, media_type: str, data: str) -> DecodedVideo:
         """Decode base64 text: a jpeg sequence for `video/jpeg`, else a file."""
@@ -218,7 +220,8 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
             ValidationError: If one is wrong.
         """
         if isinstance(self.video_loader, VideoLoader):
-            self.video_loader.options(self.num_frames, self.kwargs)
+            with self._contained():
+                self.video_loader.options(self.num_frames, self.kwargs)
         else:
             check_num_frames(self.num_frames)
         return super().load_bytes_ref(data, digest=digest)
@@ -248,6 +251,10 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
             header_probe=partial(sequence.probe_header, self.image_io),
             recipe=None if self.image_io.recipe(frame_spec) is None else self.recipe(spec),
         )
+
+    def _contained(self) -> AbstractContextManager[None]:
+        """What a backend from elsewhere raises in the block becomes an error with its name."""
+        return VIDEO_LOADER_REGISTRY.contained(self.video_loader_backend, type(self.video_loader))
 
     def _parse_sequence(self, data: str | bytes | memoryview) -> JpegSequence:
         return JpegSequence.parse(data, self.num_frames, self.kwargs, self.limits)
@@ -292,7 +299,8 @@ def plan_frames(spec: DecodeSpec, header: VideoHeader) -> VideoMetadata | None:
     timeline = Timeline.at_constant_rate(header.num_frames, header.fps)
     if header.frame_times_s is not None and header.duration_s:
         timeline = Timeline(header.frame_times_s, header.fps, header.duration_s)
-    indices = loader_class.select(num_frames, options, timeline)
+    with VIDEO_LOADER_REGISTRY.contained(backend, loader_class):
+        indices = loader_class.select(num_frames, options, timeline)
     metadata = describe(timeline, indices, loader_class.name)
     metadata["width"], metadata["height"] = header.width, header.height
     return metadata

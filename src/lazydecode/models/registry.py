@@ -27,6 +27,10 @@ from typing import Final, Literal
 from lazydecode.errors import LazyDecodeError
 from lazydecode.plugins import Registry
 
+_MODALITIES: Final = frozenset({"image", "video", "audio"})
+_HEADERS: Final = frozenset({"meta", "blank", "silence", "content"})
+_PLACEMENTS: Final = frozenset({"in_text", "either_or"})
+
 
 @dataclass(frozen=True, slots=True)
 class FamilyRecord:
@@ -57,6 +61,32 @@ class FamilyRecord:
     with the sound that came in the same file as one text. Empty: it has no such pairs."""
     reason: str = ""
     """Why there is a record."""
+
+    def __post_init__(self) -> None:
+        """Refuse what would fail later, while a request uses it.
+
+        Raises:
+            TypeError: If a field holds something of another kind.
+            ValueError: If it names what does not exist.
+        """
+        for name, kind in (("item_text", str), ("header", str), ("max_items", int)):
+            values = getattr(self, name)
+            if not isinstance(values, Mapping):
+                raise TypeError(f"{name} must be a mapping by modality")
+            if any(type(value) is not kind for value in values.values()):
+                raise TypeError(f"{name} must hold {kind.__name__} values")
+        for name in ("whole_request", "raw_media"):
+            if not isinstance(getattr(self, name), tuple):
+                raise TypeError(f"{name} must be a tuple of modalities")
+        for name in ("item_text", "header", "max_items", "whole_request", "raw_media"):
+            if unknown := set(getattr(self, name)) - _MODALITIES:
+                raise ValueError(f"{name} names no modality with {min(map(str, unknown))!r}")
+        if unknown := set(self.header.values()) - _HEADERS:
+            raise ValueError(f"header knows no way named {min(unknown)!r}")
+        if any(count < 1 for count in self.max_items.values()):
+            raise ValueError("max_items must be positive")
+        if self.placement not in _PLACEMENTS:
+            raise ValueError(f"placement must be one of {', '.join(sorted(_PLACEMENTS))}")
 
 
 _DEFAULT = FamilyRecord()

@@ -58,8 +58,10 @@ class FrontendCaches:
     ) -> FrontendCaches:
         """Return caches of a registered kind, `capacity_bytes` each, over a store if there is."""
         caches = PROCESSOR_CACHE_REGISTRY.get(kind)
-        render = caches.render(capacity_bytes=capacity_bytes)
-        sender = caches.sender(capacity_bytes=capacity_bytes) if mirrors_engine else None
+        render = caches.make("render", kind, capacity_bytes=capacity_bytes)
+        sender: BaseMultiModalProcessorCache | None = None
+        if mirrors_engine:
+            sender = caches.make("sender", kind, capacity_bytes=capacity_bytes)
         if store is None:
             return cls(render, sender)
         stored = StoredResults(store)

@@ -149,9 +149,10 @@ class EmbeddingLoader:
                 "video": limits.video_timeout_s,
                 "audio": limits.audio_timeout_s,
             }[item.modality]
-            return await self._connector.load_from_url_async(
-                source, self._media_io, timeout_s=timeout_s
-            )
+            with self._connector.contained():
+                return await self._connector.load_from_url_async(
+                    source, self._media_io, timeout_s=timeout_s
+                )
         return await self._connector.load_base64_async(_MEDIA_TYPE, source, self._media_io)
 
     async def _on_executor(self, function: Callable[[], _T]) -> _T:

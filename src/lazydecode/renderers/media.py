@@ -101,7 +101,8 @@ def resolve_media_io(
     given = media_io_kwargs.get(modality, {})
     try:
         media_io = info.get_media_io(modality, media_io_kwargs)
-    except LazyDecodeError:
+    except LazyDecodeError as exc:
+        exc.modality = exc.modality or modality
         raise
     except (TypeError, ValueError) as exc:
         # TypeError: an option that is an argument of ours, which no request may set.

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from lazydecode.errors import LazyDecodeError, ValidationError
+from lazydecode.errors import LazyDecodeError, PluginFailedError, ValidationError
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +41,9 @@ def map_error(exc: BaseException, *, request_id: str) -> ErrorAnswer:
 
 
 def _known(exc: LazyDecodeError, request_id: str) -> ErrorAnswer:
+    if isinstance(exc, PluginFailedError):
+        # How it failed was logged where it did, maybe in another process.
+        logger.error("request %s: %s", request_id, exc.message)
     error: dict[str, Any] = {
         "message": exc.message,
         "type": exc.error_type,

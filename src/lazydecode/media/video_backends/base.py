@@ -10,7 +10,7 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, TypedDict, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,20 @@ class VideoMetadata(TypedDict):
 
 DecodedVideo = tuple[NDArray[np.uint8], VideoMetadata]
 """Frames of shape (frames, height, width, 3), RGB, upright; and what they are."""
+
+
+def checked_decode(decoded: object) -> DecodedVideo:
+    """Return what a loader gave, if it is frames and metadata.
+
+    Raises:
+        TypeError: If it is anything else, or has no frames.
+    """
+    match decoded:
+        case (np.ndarray() as frames, dict() as metadata):
+            if frames.ndim == 4 and frames.shape[3] == 3 and frames.size:
+                return frames, cast(VideoMetadata, metadata)
+            raise TypeError(f"load_bytes gave frames of the shape {frames.shape}")
+    raise TypeError(f"load_bytes gave a {type(decoded).__name__}, not frames and metadata")
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final
 
-from lazydecode.plugins import Registry
+from lazydecode.plugins import Registry, contain, is_foreign
 
 ENTRY_POINT_GROUP: Final = "lazydecode.video_backends"
 """Group under which another installed package offers video decoders: name -> loader class."""
@@ -47,8 +48,20 @@ class VideoLoaderRegistry(Registry[type[Any]]):
 
         Raises:
             ValidationError: As `loader_class`.
+            PluginFailedError: If it comes from another package and cannot be made.
         """
-        return self.get(name)()
+        loader_class = self.get(name)
+        with self.contained(name, loader_class):
+            return loader_class()
+
+    def contained(self, name: str, loader_class: type[Any]) -> AbstractContextManager[None]:
+        """Let nothing but our errors out of the block, if `loader_class` is a plug-in.
+
+        `ValueError` and `OSError` pass: with them decoders say that a video is damaged.
+        """
+        if not is_foreign(loader_class):
+            return nullcontext()
+        return contain(self.noun, name, declared=(ValueError, OSError))
 
 
 def _check_loader(value: object) -> None:
@@ -74,4 +87,5 @@ def backend_fingerprint(name: str) -> str:
     fingerprint = getattr(loader_class, "fingerprint", None)
     if fingerprint is None:
         return f"{loader_class.__module__}.{loader_class.__qualname__}"
-    return str(fingerprint())
+    with VIDEO_LOADER_REGISTRY.contained(name, loader_class):
+        return str(fingerprint())
