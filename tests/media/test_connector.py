@@ -43,11 +43,11 @@ from lazydecode.media.connector import (
     trace_fetch,
 )
 from lazydecode.media.download_cache import DownloadCache
-from lazydecode.media.executor import MediaExecutor, global_thread_pool
+from lazydecode.media.executor import LazyThreadPool, MediaExecutor, global_thread_pool
 from lazydecode.media.http import HttpConnection
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.video import VideoMediaIO
-from tests.builders import make_jpeg, make_png, make_wav
+from tests.builders import make_image, make_jpeg, make_png, make_wav
 from tests.builders_video import make_mp4
 from tests.origin import Exchange, Gate, Origin, StubResolver, wait_until
 
@@ -88,6 +88,10 @@ _PIECES = st.lists(
     max_size=8,
 ).map("".join)
 # fmt: on
+
+
+def data_url(data: bytes) -> str:
+    return f"data:;base64,{base64.b64encode(data).decode()}"
 
 
 def make_connector(*origins: Origin, **options: Any) -> MediaConnector:
@@ -637,6 +641,46 @@ async def test_work_on_payloads_is_done_on_the_media_threads(
     assert threads
     assert all(name.startswith("lazydecode-media") for name in threads)
     assert MediaConnector().executor is global_thread_pool
+
+
+@pytest.mark.parametrize(
+    ("data", "media_io"),
+    [
+        (make_jpeg(), ImageMediaIO()),
+        (make_png(), ImageMediaIO()),
+        (make_wav(seconds=0.1), AudioMediaIO()),
+        (make_mp4(frames=2), VideoMediaIO(ImageMediaIO())),
+    ],
+)
+async def test_a_short_payload_is_the_same_and_meets_no_thread(
+    data: bytes, media_io: MediaIO[Any]
+) -> None:
+    with MediaExecutor(1) as executor:
+        async with MediaConnector(executor=executor) as connector:
+            ref = await connector.load_from_url_async(data_url(data), media_io)
+            bare = await connector.load_base64_async("x/y", base64.b64encode(data), media_io)
+            assert ref.key == bare.key == media_io.load_bytes_ref(data).key
+            assert ref.data == data
+            assert ref.header == media_io.load_bytes_ref(data).header
+        assert isinstance(executor.quick, LazyThreadPool)
+        assert executor.quick._pool is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        data_url(make_jpeg() + bytes(payloads.QUICK_CHARS)),  # long
+        data_url(make_image("GIF")),  # a format that may take long to look at
+        data_url(make_jpeg()).replace("/", "%2F"),
+        "data:,hello",
+    ],
+)
+async def test_a_long_or_unusual_payload_is_a_threads_work(url: str) -> None:
+    with MediaExecutor(1) as executor:
+        async with MediaConnector(executor=executor) as connector:
+            await connector.fetch_image_async(url, ImageMediaIO())
+        assert isinstance(executor.quick, LazyThreadPool)
+        assert executor.quick._pool is not None
 
 
 async def test_a_trace_tells_where_bytes_came_from(origin: Origin, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.image_header import (
     count_gif_frames,
     count_tiff_pages,
+    has_usual_header,
     parse_image_header,
 )
 from lazydecode.media.image_open import read_image_facts
@@ -382,3 +383,18 @@ def test_frame_counts_end_for_loops_and_cuts() -> None:
         assert 1 <= count_tiff_pages(tiff[:length]) <= 3
     looping = bytearray(struct.pack("<2sHIH", b"II", 42, 8, 0) + struct.pack("<I", 8))
     assert count_tiff_pages(bytes(looping)) == 1
+
+
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_a_usual_header_is_known_as_such(format: str) -> None:
+    assert has_usual_header(make_image(format))
+
+
+def test_a_header_that_takes_long_or_is_unusual_is_known_as_such() -> None:
+    jpeg, png = make_jpeg(), make_png()
+    segment, chunk = b"\xff\xe4\x00\x04ab", png[8:33].replace(b"IHDR", b"zzZZ")
+    assert has_usual_header(jpeg[:2] + 40 * segment + jpeg[2:])
+    assert not has_usual_header(jpeg[:2] + 80 * segment + jpeg[2:])
+    assert has_usual_header(png[:33] + 100 * chunk + png[33:])
+    assert not has_usual_header(png[:33] + 300 * chunk + png[33:])
+    assert not any(map(has_usual_header, (jpeg[:20], png[:20], make_image("GIF"), b"")))

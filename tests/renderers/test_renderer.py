@@ -372,9 +372,11 @@ async def test_an_image_of_a_size_met_before_is_sketched_without_a_thread(
         assert second["prompt_token_ids"] == first["prompt_token_ids"]
         assert second["mm_placeholders"] == first["mm_placeholders"]
         assert second["mm_hashes"] != first["mm_hashes"]
+        assert renderer.executor.quick._pool is None  # type: ignore[attr-defined]
         await sketch(unique(), unique((96, 64)))
         assert len(jobs) == 2
         assert not renderer._mm_executor._threads
+        assert renderer.executor.quick._pool is None  # type: ignore[attr-defined]
 
 
 async def test_who_cannot_render_from_headers_decodes_and_says_so(

@@ -14,7 +14,7 @@ from lazydecode.errors import InvalidRequestError
 from lazydecode.limits import MIB
 from lazydecode.server import body as body_module
 from lazydecode.server import payload_cut
-from lazydecode.server.body import parse_body
+from lazydecode.server.body import ReadBody, parse_body
 from lazydecode.server.payload_cut import cut_payloads
 from lazydecode.server.protocol import decode_request
 
@@ -56,10 +56,10 @@ def test_a_conversation_is_the_same_with_and_without_the_cut(
 
     monkeypatch.setattr(body_module, "decode_request", counted)
     body = _body(*parts, user="x", metadata={"y": "z"})
-    request, conversation = parse_body(memoryview(body))
+    request, conversation = parse_body(ReadBody(memoryview(body)))
     assert len(parses) == num_parses
     monkeypatch.setattr(body_module, "cut_payloads", lambda _: None)
-    whole_request, whole = parse_body(memoryview(body))
+    whole_request, whole = parse_body(ReadBody(memoryview(body)))
     assert msgspec.structs.asdict(request) == msgspec.structs.asdict(whole_request)
     assert conversation == whole
     array = np.frombuffer(body, np.uint8)
@@ -72,14 +72,14 @@ def test_a_payload_with_escapes_is_left_to_the_parser() -> None:
     escaped = URL.replace("/", "\\/")
     body = _body(_image("HERE")).replace(b"HERE", escaped.encode())
     assert cut_payloads(memoryview(body)) is None
-    _, conversation = parse_body(memoryview(body))
+    _, conversation = parse_body(ReadBody(memoryview(body)))
     assert conversation.media[0].source == URL
 
 
 def test_escapes_before_a_payload_are_read() -> None:
     body = _body(_image("HERE")).replace(b"HERE", URL.replace("e/j", "e\\/j", 1).encode())
     assert cut_payloads(memoryview(body)) is not None
-    _, conversation = parse_body(memoryview(body))
+    _, conversation = parse_body(ReadBody(memoryview(body)))
     assert conversation.media[0].source == URL
 
 
@@ -98,10 +98,10 @@ def test_a_wrong_body_is_refused_in_the_same_words(
     body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(InvalidRequestError) as cut:
-        parse_body(memoryview(body))
+        parse_body(ReadBody(memoryview(body)))
     monkeypatch.setattr(body_module, "cut_payloads", lambda _: None)
     with pytest.raises(InvalidRequestError) as whole:
-        parse_body(memoryview(body))
+        parse_body(ReadBody(memoryview(body)))
     assert str(cut.value) == str(whole.value)
 
 

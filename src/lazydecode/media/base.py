@@ -417,6 +417,12 @@ class MediaIO(ABC, Generic[_T]):
             recipe=self.recipe(spec),
         )
 
+    def builds_at_once(self, data: bytes) -> bool:
+        """Whether `load_bytes_ref` takes some 50 µs for `data` whose digest is given, whatever is
+        in it: an event loop then calls it itself. Must be as quick.
+        """
+        return False
+
     def recipe(self, spec: DecodeSpec) -> DecodeSpec | None:
         """Return `spec` if it says all that this decoder goes by besides its limits; else None."""
         return None if self.identity_scope() is None else spec

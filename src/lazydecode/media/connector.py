@@ -38,6 +38,7 @@ from lazydecode.media.payloads import (
     MediaPayload,
     MediaURL,
     build_refs,
+    refs_at_once,
     refs_from_data,
     refs_from_file,
     strictest_max_bytes,
@@ -229,7 +230,7 @@ class MediaConnector:
             data = data.encode("ascii")
         url = DataURL(media_type.lower(), True, memoryview(data))
         max_bytes = strictest_max_bytes(self.limits, (media_io,))
-        (ref,) = await self._run(refs_from_data, url, (media_io,), max_bytes, current_trace())
+        (ref,) = await self._load_data(url, (media_io,), max_bytes)
         return ref
 
     def load_base64(self, media_type: str, data: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
@@ -352,7 +353,7 @@ class MediaConnector:
         timeout_s = self.limits.video_timeout_s if timeout_s is None else timeout_s
         max_bytes = strictest_max_bytes(self.limits, media_ios)
         if is_data_url(url):
-            return await self._run(refs_from_data, url, media_ios, max_bytes, current_trace())
+            return await self._load_data(url, media_ios, max_bytes)
         text = as_text(url).strip(" ")
         if text[:5].lower() == "file:":
             trace = current_trace()
@@ -372,6 +373,16 @@ class MediaConnector:
         if trace := current_trace():
             fill_trace(trace, trace.source, len(payload.data), start, fetched)
         return refs
+
+    async def _load_data(
+        self, url: MediaURL | DataURL, media_ios: Sequence[MediaIO[Any]], max_bytes: int
+    ) -> list[MediaRef[Any]]:
+        """Return refs over what came with the request; a short payload meets no thread."""
+        trace = current_trace()
+        refs = refs_at_once(url, media_ios, max_bytes, trace)
+        if refs is not None:
+            return refs
+        return await self._run(refs_from_data, url, media_ios, max_bytes, trace)
 
     async def _find_downloaded(
         self, cache: DownloadCache, url: str, media_ios: Sequence[MediaIO[Any]], max_bytes: int

@@ -22,7 +22,7 @@ from lazydecode.media.base import (
 from lazydecode.media.exif import get_image_id_bytes
 from lazydecode.media.faults import corrupt_on_failure
 from lazydecode.media.image_convert import IMAGE_MODES, has_transparency, orient, to_mode
-from lazydecode.media.image_header import ImageFacts, count_gif_frames
+from lazydecode.media.image_header import ImageFacts, count_gif_frames, has_usual_header
 from lazydecode.media.image_open import open_image, read_image_facts
 from lazydecode.media.jpeg_check import check_whole, draft
 
@@ -107,6 +107,10 @@ class ImageMediaIO(MediaIO[Image.Image]):
         if type(self) is not ImageMediaIO:
             return None  # a subclass may go by more
         return (ImageMediaIO, self._spec, self.limits, self.trust_exif_image_id)
+
+    def builds_at_once(self, data: bytes) -> bool:
+        """True for a header that is read here, and is no longer than headers are."""
+        return type(self) is ImageMediaIO and has_usual_header(data)
 
     def probe_header(self, data: bytes) -> ImageHeader | None:
         """Size as decoded, upright, stored mode, format and frames; None if it does not parse."""

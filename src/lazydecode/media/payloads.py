@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
+
+import pybase64
 
 from lazydecode.errors import BlockedURLError, LazyDecodeError, MediaTooLargeError
 from lazydecode.limits import FetchLimits
@@ -32,6 +34,10 @@ from lazydecode.media.urls import FileURL, parse_url
 
 MediaURL: TypeAlias = str | bytes | memoryview
 """A URL; as bytes or a view it saves a copy of a `data:` URL's text."""
+
+
+QUICK_CHARS: Final = 512 * 1024
+"""Text of a payload up to which it is decoded and digested at once: some 0.3 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +95,41 @@ def refs_from_data(
         text = normalize_text(parsed).decode("ascii")
         return [media_io.load_base64_ref(parsed.media_type, text) for media_io in media_ios]
     data = decode_data_url(parsed)
+    fetched = time.perf_counter()
+    refs = build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
+    fill_trace(trace, "data", len(data), start, fetched)
+    return refs
+
+
+def refs_at_once(
+    url: MediaURL | DataURL,
+    media_ios: Sequence[MediaIO[Any]],
+    max_bytes: int,
+    trace: FetchTrace | None,
+) -> list[MediaRef[Any]] | None:
+    """Return what `refs_from_data` does, if that takes less time than asking a thread for it.
+
+    For an event loop. None: it is long, unusual, or wrong, and `refs_from_data` has to see to it.
+
+    Raises:
+        LazyDecodeError: If a decoder refuses the payload.
+    """
+    start = time.perf_counter()
+    if (len(url.payload) if isinstance(url, DataURL) else len(url)) > QUICK_CHARS:
+        return None
+    parsed = url if isinstance(url, DataURL) else parse_data_url(url)
+    if not parsed.is_base64 or is_jpeg_sequence(parsed.media_type):
+        return None
+    most = upper_bound(parsed)
+    if most > max_bytes:
+        return None
+    try:
+        _check_size(most, media_ios, max_bytes)
+        data = pybase64.b64decode(parsed.payload, validate=True)
+    except (LazyDecodeError, ValueError):
+        return None
+    if not data or not all(media_io.builds_at_once(data) for media_io in media_ios):
+        return None
     fetched = time.perf_counter()
     refs = build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
     fill_trace(trace, "data", len(data), start, fetched)

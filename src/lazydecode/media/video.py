@@ -211,6 +211,10 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
         """Decode a file."""
         return self.load_bytes(filepath.read_bytes())
 
+    def builds_at_once(self, data: bytes) -> bool:
+        """True: nothing in it is looked at."""
+        return type(self) is VideoMediaIO and isinstance(self.video_loader, VideoLoader)
+
     def load_bytes_ref(
         self, data: bytes, *, digest: PayloadDigest | None = None
     ) -> MediaRef[DecodedVideo]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
+from functools import cached_property
 from typing import Final, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from starlette.types import Receive, Scope
 from lazydecode.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
 from lazydecode.renderers.chat import Conversation, parse_media_messages, parse_messages
 from lazydecode.renderers.hold import EncodedHold
-from lazydecode.server.payload_cut import cut_payloads
+from lazydecode.server.payload_cut import CutBody, cut_payloads
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
 _T = TypeVar("_T")
@@ -208,7 +209,32 @@ class BodyBuffer:
         return memoryview(self._memory)[: self.filled]
 
 
-def parse_body(body: bytes | memoryview) -> tuple[ChatCompletionRequest, Conversation]:
+class ReadBody:
+    """A body that was read, and what is left of it without its payloads.
+
+    Args:
+        view: All of it.
+    """
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+    @cached_property
+    def cut(self) -> CutBody | None:
+        """The body without its payloads, found on first use; None if it has none."""
+        return cut_payloads(self.view)
+
+    @property
+    def is_parsed_at_once(self) -> bool:
+        """Whether parsing takes less time than a thread takes to be asked for it."""
+        if len(self.view) <= _INLINE_BYTES:
+            return True
+        if len(self.view) > _INLINE_CUT_BYTES:
+            return False
+        return self.cut is not None and len(self.cut.rest) <= _INLINE_BYTES
+
+
+def parse_body(body: ReadBody) -> tuple[ChatCompletionRequest, Conversation]:
     """Parse and check a body, and take its messages apart; linear in the body.
 
     Media URLs in the conversation are views of `body`; the request refers to it no more.
@@ -216,7 +242,7 @@ def parse_body(body: bytes | memoryview) -> tuple[ChatCompletionRequest, Convers
     Raises:
         InvalidRequestError: See `decode_request` and `parse_messages`.
     """
-    request = _decode_cut(memoryview(body)) or decode_request(body)
+    request = _decode_cut(body.cut) or decode_request(body.view)
     if request.prompt_token_ids is None:
         conversation = parse_messages(request.messages)
     else:
@@ -225,9 +251,8 @@ def parse_body(body: bytes | memoryview) -> tuple[ChatCompletionRequest, Convers
     return request, conversation
 
 
-def _decode_cut(body: memoryview) -> ChatCompletionRequest | None:
+def _decode_cut(cut: CutBody | None) -> ChatCompletionRequest | None:
     """Parse a body without its payloads; None if it has to be parsed as a whole."""
-    cut = cut_payloads(body)
     if cut is None:
         return None
     try:
@@ -237,20 +262,10 @@ def _decode_cut(body: memoryview) -> ChatCompletionRequest | None:
     return request if cut.restore(request.messages) else None
 
 
-def _is_parsed_at_once(body: memoryview) -> bool:
-    """Whether parsing takes less time than a thread takes to be asked for it."""
-    if len(body) <= _INLINE_BYTES:
-        return True
-    if len(body) > _INLINE_CUT_BYTES:
-        return False
-    cut = cut_payloads(body)
-    return cut is not None and len(cut.rest) <= _INLINE_BYTES
-
-
 async def read_parsed(
     scope: Scope,
     receive: Receive,
-    parse: Callable[[memoryview], _T],
+    parse: Callable[[ReadBody], _T],
     *,
     max_bytes: int,
     executor: Executor,
@@ -265,9 +280,10 @@ async def read_parsed(
     body = await read_body(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, hold=hold)
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
-    if _is_parsed_at_once(body):
-        return parse(body)
-    return await asyncio.get_running_loop().run_in_executor(executor, parse, body)
+    read = ReadBody(body)
+    if read.is_parsed_at_once:
+        return parse(read)
+    return await asyncio.get_running_loop().run_in_executor(executor, parse, read)
 
 
 async def read_chat_request(

@@ -8,7 +8,7 @@ from typing import Final
 
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.timeline import Timeline
-from lazydecode.server.body import parse_body
+from lazydecode.server.body import ReadBody, parse_body
 from lazydecode.server.context import ServerContext
 from lazydecode.server.features import AnswerBody, build_answer
 from lazydecode.server.requests import ParsedRequest, check_against_settings, render_request
@@ -73,7 +73,7 @@ async def render_offline(
     Raises:
         LazyDecodeError: If it is malformed or cannot be rendered.
     """
-    request, conversation = parse_body(body)
+    request, conversation = parse_body(ReadBody(memoryview(body)))
     check_against_settings(context, request)
     if payload is not None:
         request.mm_payload = "none" if payload == "none" else "tensors"

@@ -10,7 +10,7 @@ from lazydecode.errors import NotFoundError, ValidationError
 from lazydecode.renderers.chat import Conversation
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.prompts import RenderRequest
-from lazydecode.server.body import parse_body, read_parsed
+from lazydecode.server.body import ReadBody, parse_body, read_parsed
 from lazydecode.server.context import ServerContext
 from lazydecode.server.exchange import Exchange
 from lazydecode.server.protocol import ChatCompletionRequest
@@ -44,7 +44,7 @@ async def read_request(
 async def read_body_as(
     context: ServerContext,
     exchange: Exchange,
-    parse: Callable[[memoryview], _T],
+    parse: Callable[[ReadBody], _T],
     hold: EncodedHold | None = None,
 ) -> _T:
     """Read a body within this server's limits and parse it.

@@ -13,6 +13,7 @@ import msgspec
 from lazydecode.errors import ValidationError
 from lazydecode.renderers.chat import Conversation, parse_messages
 from lazydecode.renderers.messages import ChatMessage
+from lazydecode.server.body import ReadBody
 from lazydecode.server.protocol import ChatCompletionRequest, check_request, decode_body
 
 
@@ -73,13 +74,13 @@ class Tokenizing:
     conversation: Conversation
 
 
-def parse_tokenize(body: memoryview) -> Tokenizing:
+def parse_tokenize(body: ReadBody) -> Tokenizing:
     """Parse and check a body of `/tokenize`; linear in it.
 
     Raises:
         InvalidRequestError: If a field is wrong, or it has not either a prompt or messages.
     """
-    given = decode_body(body, _TOKENIZE)
+    given = decode_body(body.view, _TOKENIZE)
     if (given.prompt is None) == (given.messages is None):
         raise ValidationError("either prompt or messages must be given", parameter="prompt")
     fields = {name: getattr(given, name) for name in _CHAT_FIELDS}
@@ -105,10 +106,10 @@ def parse_tokenize(body: memoryview) -> Tokenizing:
     )
 
 
-def parse_detokenize(body: memoryview) -> DetokenizeRequest:
+def parse_detokenize(body: ReadBody) -> DetokenizeRequest:
     """Parse a body of `/detokenize`.
 
     Raises:
         InvalidRequestError: If it is not JSON, or a field is wrong.
     """
-    return decode_body(body, _DETOKENIZE)
+    return decode_body(body.view, _DETOKENIZE)
