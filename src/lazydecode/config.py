@@ -183,6 +183,11 @@ class Settings(BaseSettings):
 
     # -- model, cache and engine
     trust_remote_code: bool = Field(False, description="Run code that a model folder ships.")
+    chat_template: Path | None = Field(
+        None,
+        description="Jinja file with the chat template, for a model that has none or in the place "
+        "of its own; none given: the model's.",
+    )
     mm_processor_cache_gb: float = Field(4.0, ge=0, description="Processor cache, GiB; 0: off.")
     mm_processor_cache: str = Field("lru", description="Which registered processor cache is used.")
     processor_store: Path | None = Field(

@@ -47,6 +47,23 @@ def test_without_a_tokenizer_nothing_can_be_served(folder: Path) -> None:
         load_model_frontend(str(folder), Settings())
 
 
+def test_a_tokenizer_that_knows_no_text_is_none(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Without its files, Gemma's class makes itself a vocabulary of control tokens alone."""
+    folder = Path(shutil.copytree(tiny_model("gemma3", weights=False), tmp_path / "model"))
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(ModelLoadError, match=r"tokenizer of .* is empty"):
+        load_model_frontend(str(folder), Settings())
+
+
+@pytest.mark.parametrize("name", ["/no/such/model", "./no/such/model"])
+def test_a_path_to_nothing_is_not_looked_for_on_the_hub(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"there is no folder {name}"):
+        load_model_frontend(name, Settings())
+
+
 def test_without_a_processor_it_is_served_as_text_only(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,15 +77,68 @@ def test_without_a_processor_it_is_served_as_text_only(
     assert model.decode(model.tokenize_prompt(rendered), skip_special_tokens=False) == rendered.text
 
 
-def test_without_a_template_chat_is_refused(folder: Path) -> None:
-    (folder / "chat_template.jinja").unlink()
-    for path in folder.glob("*.json"):
-        content = json.loads(path.read_text())
-        if isinstance(content, dict) and content.pop("chat_template", None) is not None:
-            path.write_text(json.dumps(content))
-    model = load_model_frontend(str(folder), Settings())
+def take_template(folder: Path) -> str:
+    """Remove the chat template of a model's folder, wherever it is, and return it."""
+    path = folder / "chat_template.jinja"
+    template = path.read_text()
+    path.unlink()
+    return template
+
+
+def test_without_a_template_chat_is_refused(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    take_template(folder)
+    with caplog.at_level(logging.WARNING):
+        model = load_model_frontend(str(folder), Settings())
+    assert "no chat template, so that chat and media are off; --chat-template FILE" in caplog.text
     with pytest.raises(InvalidRequestError, match="no chat template"):
         model.render_chat([{"role": "user", "content": "hello"}])
+
+
+def test_a_template_can_be_given_as_a_file(
+    folder: Path, tmp_path: Path, frontend: LoadFrontend
+) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text(take_template(folder))
+    model = load_model_frontend(str(folder), Settings(chat_template=file))
+    assert model.fingerprint == frontend("qwen2_vl").fingerprint
+    assert model.modalities == ("image", "video")
+
+    file.write_text(file.read_text().replace("assistant", "helper"))
+    other = load_model_frontend(str(folder), Settings(chat_template=file))
+    assert other.render_chat([{"role": "user", "content": "x"}]).text.endswith("helper\n")
+    assert other.fingerprint != model.fingerprint
+
+
+def test_a_template_that_is_given_wins_over_the_models_and_its_class(
+    tiny_model: Callable[..., Path], tmp_path: Path
+) -> None:
+    """SmolVLM's class renders videos by a template of its own, whatever the folder has."""
+    folder = tiny_model("smolvlm", weights=False)
+    file = tmp_path / "own.jinja"
+    template = (folder / "chat_template.jinja").read_text()
+    file.write_text(f"{template}{{# ours #}}~")
+    model = load_model_frontend(str(folder), Settings(chat_template=file))
+    text = model.render_chat([{"role": "user", "content": [{"type": "video"}]}]).text
+    assert text.endswith("~")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"\xff", "cannot be read: it is no UTF-8"),
+        (b" \n", "is empty"),
+        (b"hi\n{% if %}", "line 2: "),
+    ],
+)
+def test_a_file_that_is_no_template_ends_the_start(
+    folder: Path, tmp_path: Path, content: bytes | None, reason: str
+) -> None:
+    file = tmp_path / "own.jinja"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ModelLoadError, match=reason):
+        load_model_frontend(str(folder), Settings(chat_template=file))
 
 
 def test_code_of_a_model_is_run_only_when_allowed(folder: Path) -> None:

@@ -53,6 +53,7 @@ _KEPT: Final = (
     "max_video_decode_mb",
     "media_io_kwargs",
     "trust_remote_code",
+    "chat_template",
 )
 """Settings that matter here."""
 

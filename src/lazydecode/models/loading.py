@@ -28,10 +28,15 @@ from lazydecode.models.marks import TextMarker
 from lazydecode.models.options import ProcessorOptions
 from lazydecode.models.pairing import split_option
 from lazydecode.models.pixels import merge_plans
-from lazydecode.models.pretrained import load_config, load_processor, template_of
+from lazydecode.models.pretrained import (
+    check_tokenizer,
+    load_config,
+    load_processor,
+    template_of,
+)
 from lazydecode.models.probing import Probes
 from lazydecode.models.processor_call import ProcessorCall, processor_modalities
-from lazydecode.models.registry import FamilyRecord, ModelLoadError, record_for
+from lazydecode.models.registry import FamilyRecord, record_for
 from lazydecode.models.speech import SpeechModel, speech_model
 from lazydecode.models.template import (
     MODALITIES,
@@ -64,10 +69,8 @@ def load_model_frontend(
     """
     config = load_config(model, settings)
     processor, tokenizer = load_processor(model, settings)
-    if not tokenizer.encode("hello", add_special_tokens=False):
-        # transformers makes an empty one for a folder without its files.
-        raise ModelLoadError(f"the tokenizer of {model} is empty: its files are missing")
-    template = template_of(processor, tokenizer)
+    check_tokenizer(model, tokenizer)
+    template = template_of(processor, tokenizer, file=settings.chat_template)
     placeholders = [getattr(processor, f"{m}_token", None) for m in MODALITIES]
     marker = TextMarker(control_tokens(tokenizer, template, [p for p in placeholders if p]))
     prompt_tokenizer = PromptTokenizer(tokenizer, marker)
@@ -77,7 +80,15 @@ def load_model_frontend(
     elif type(processor).__name__ == voxtral.PROCESSOR_CLASS:
         chat = voxtral.VoxtralChat(processor)
     elif template is not None:
-        chat = ChatTemplate(template, tokenizer.special_tokens_map, marker, processor=processor)
+        # A class may prefer a template of its own; a file that was given wins over that too.
+        other = None if settings.chat_template is not None else processor
+        chat = ChatTemplate(template, tokenizer.special_tokens_map, marker, processor=other)
+    elif processor_modalities(processor):
+        logger.warning(
+            "%s has no chat template, so that chat and media are off; --chat-template FILE gives "
+            "it one",
+            model,
+        )
     video_part = getattr(processor, "video_processor", None)
     ctx = InputProcessingContext(
         ModelConfig(

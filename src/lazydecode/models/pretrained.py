@@ -22,6 +22,8 @@ def load_config(model: str, settings: Settings) -> Any:
     from transformers import AutoConfig
 
     folder = Path(model)
+    if not folder.is_dir() and (folder.is_absolute() or model.startswith((".", "~"))):
+        raise ModelLoadError(f"there is no folder {model}")
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise ModelLoadError(f"{model} is no model folder: it has no config.json")
     try:
@@ -78,8 +80,30 @@ def _load_problem(model: str, what: str, exc: Exception) -> str:
     return f"the {what} of {model} cannot be loaded: {text[:400]}"
 
 
-def template_of(processor: Any, tokenizer: Any) -> str | None:
-    """Return the chat template; some processors take none and leave it to the tokenizer."""
+def check_tokenizer(model: str, tokenizer: Any) -> None:
+    """Refuse what transformers makes up for a folder without a tokenizer's files.
+
+    Raises:
+        ModelLoadError: If the tokenizer knows no text.
+    """
+    ids = tokenizer.encode("hello", add_special_tokens=False)
+    if set(ids) <= {getattr(tokenizer, "unk_token_id", None)}:
+        raise ModelLoadError(f"the tokenizer of {model} is empty: its files are missing")
+
+
+def template_of(processor: Any, tokenizer: Any, *, file: Path | None = None) -> str | None:
+    """Return the chat template; some processors take none and leave it to the tokenizer.
+
+    Args:
+        processor: The model's processor, if it has one.
+        tokenizer: The model's tokenizer.
+        file: A template in the place of theirs.
+
+    Raises:
+        ModelLoadError: If the file cannot be read, or is no template.
+    """
+    if file is not None:
+        return _read_template(file)
     for owner in (processor, tokenizer):
         template = getattr(owner, "chat_template", None)
         if isinstance(template, Mapping):
@@ -87,3 +111,24 @@ def template_of(processor: Any, tokenizer: Any) -> str | None:
         if isinstance(template, str) and template:
             return template
     return None
+
+
+def _read_template(file: Path) -> str:
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    try:
+        template = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = getattr(exc, "strerror", None) or "it is no UTF-8 text"
+        raise ModelLoadError(f"the chat template {file} cannot be read: {reason}") from exc
+    if not template.strip():
+        raise ModelLoadError(f"the chat template {file} is empty")
+    try:
+        render_jinja_template(conversations=[[]], chat_template=template)
+    except TemplateSyntaxError as exc:
+        raise ModelLoadError(f"the chat template {file}, line {exc.lineno}: {exc.message}") from exc
+    except Exception:
+        # It can be compiled; what it makes of no messages at all is its own affair.
+        logger.debug("%s cannot be rendered without messages", file)
+    return template
