@@ -8,6 +8,7 @@ import fcntl
 import gc
 import inspect
 import os
+import tempfile
 import threading
 import time
 import weakref
@@ -20,11 +21,22 @@ import pytest
 
 from tests.origin import inside, origin  # noqa: F401  # fixtures
 
+# Nothing outlives a run: neither what a developer's environment sets, nor what libraries, or we,
+# keep in a user's cache folder. Set before any of them is imported; workers of xdist inherit it.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    for _name in [name for name in os.environ if name.startswith("LAZYDECODE_")]:
+        if not _name.startswith("LAZYDECODE_TEST_"):
+            del os.environ[_name]
+    for _name in ("HF_HOME", "HF_MODULES_CACHE", "MPLCONFIGDIR", "TORCH_HOME"):
+        os.environ.pop(_name, None)
+    _caches = tempfile.TemporaryDirectory(prefix="lazydecode-tests-")
+    os.environ["XDG_CACHE_HOME"] = _caches.name
+
 # As `lazydecode serve` does, before torch is loaded: threads that spin at torch's barriers take the
 # cores from the other worker. Three families' checks took 27 s of CPU, and 19 with this.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-GRACE_S = 5.0
+GRACE_S = 20.0
 """How long a test's threads, jobs and descriptors may take to go away after it."""
 SPARE_DESCRIPTORS = 8
 """Descriptors that a test may add: an import or a lazily built process-wide object keeps a few."""
@@ -33,6 +45,11 @@ PROCESS_WIDE_THREADS = ("lazydecode-media", "lazydecode-portal", "asyncio", "tok
 
 
 # -- tiny models
+
+
+def pytest_unconfigure() -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        _caches.cleanup()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

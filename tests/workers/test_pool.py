@@ -42,7 +42,8 @@ from lazydecode.workers.pool import WorkerPool, _Slot
 from lazydecode.workers.worker import Memory
 
 RESULT_BYTES = 1 << 20
-LIMIT_S = 0.2
+LIMIT_S = 0.5
+PATIENT_S = 30.0
 JOB = ItemJob("image", DecodeSpec({"decoder": "image/1"}), DecodeSpec({"a": 1}), {"size": [1, 2]})
 OUTPUT = ItemOutput(
     MultiModalKwargsItem(
@@ -110,7 +111,7 @@ class Workers:
         self._process.kill()
         self._process.wait()
         for thread in self.threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -233,10 +234,11 @@ def test_a_job_that_kills_two_workers_fails_and_the_next_one_does_not(
 def test_a_job_that_hangs_ends_with_the_time_limit(make: Make) -> None:
     slot, workers = make(hangs, good, limit_s=LIMIT_S)
     started = time.monotonic()
-    with pytest.raises(TimeLimitError, match=r"longer than the 0\.2 s"):
+    with pytest.raises(TimeLimitError, match=r"longer than the 0\.5 s"):
         slot.run(JOB, b"", lambda _: None)
     assert time.monotonic() - started >= LIMIT_S
-    assert workers._process.wait(10) == -9
+    assert workers._process.wait(60) == -9
+    slot._time_limit_s = PATIENT_S
     assert same(slot.run(JOB, b"", lambda _: None)[0], OUTPUT)
 
 
@@ -244,7 +246,8 @@ def test_a_worker_that_stops_within_an_answer_ends_with_the_time_limit(make: Mak
     slot, workers = make(stops_within_a_frame, good, limit_s=LIMIT_S)
     with pytest.raises(TimeLimitError):
         slot.run(JOB, b"", lambda _: None)
-    assert workers._process.wait(10) == -9
+    assert workers._process.wait(60) == -9
+    slot._time_limit_s = PATIENT_S
     assert same(slot.run(JOB, b"", lambda _: None)[0], OUTPUT)
 
 
@@ -253,11 +256,13 @@ def test_a_worker_that_stops_reading_ends_with_the_time_limit(
 ) -> None:
     monkeypatch.setattr(pool, "_PAYLOAD_BYTES", 1 << 20)
     data = bytes(2 << 20)  # too much for the shared memory, and for what a socket holds
-    slot, workers = make(stops_reading, good, limit_s=LIMIT_S)
+    slot, workers = make(stops_reading, good, limit_s=PATIENT_S)
     assert same(slot.run(JOB, data, lambda _: None)[0], OUTPUT)
+    assert slot._worker is not None
+    slot._worker._channel._socket.settimeout(LIMIT_S)
     with pytest.raises(TimeLimitError):
         slot.run(JOB, data, lambda _: None)
-    assert workers._process.wait(10) == -9
+    assert workers._process.wait(60) == -9
     assert same(slot.run(JOB, data, lambda _: None)[0], OUTPUT)
 
 
@@ -269,7 +274,7 @@ def test_a_nursery_that_stops_is_ended_and_no_late_answer_is_read(
     nursery = ForkedChild(lambda _: time.sleep(100) or 0)  # type: ignore[func-returns-value]
     workers = WorkerPool(nursery, count=2, result_bytes=RESULT_BYTES, time_limit_s=LIMIT_S)
     workers._start(Configure("", Settings(), "", None))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while nursery.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert nursery.poll() == -9

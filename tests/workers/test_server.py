@@ -190,7 +190,7 @@ def test_an_item_that_takes_too_long_is_named_and_its_worker_replaced(served: Se
     error = answer.json()["error"]
     assert (error["modality"], error["index"]) == ("image", 1)
     assert f"longer than the {TIME_LIMIT_S} s" in error["message"]
-    assert TIME_LIMIT_S <= time.monotonic() - started < TIME_LIMIT_S + 20
+    assert TIME_LIMIT_S <= time.monotonic() - started < TIME_LIMIT_S + 60
     for worker in workers:
         if worker.is_running():
             worker.resume()
@@ -198,8 +198,9 @@ def test_an_item_that_takes_too_long_is_named_and_its_worker_replaced(served: Se
     served.wait_for_workers()
     wait_until(lambda: len(served.workers()) == NUM_WORKERS)  # the killed one may take its time
     assert {w.pid for w in served.workers()} != {w.pid for w in workers}
-    now = psutil.Process(served.process.process.pid).num_fds()
-    assert abs(now - num_descriptors) <= 4  # connections of clients come and go
+    server = psutil.Process(served.process.process.pid)
+    # Connections of clients come and go.
+    wait_until(lambda: abs(server.num_fds() - num_descriptors) <= 4)
 
 
 @pytest.mark.slow
