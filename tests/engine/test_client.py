@@ -65,7 +65,7 @@ async def answer(engine: EngineClient, one: EngineRequest) -> list[int]:
     return [t async for output in engine.stream(one.request_id) for t in output.new_token_ids]
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 90.0) -> None:
+async def eventually(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
