@@ -1,4 +1,4 @@
-"""Strips that a processor would enlarge beyond all bounds, by their shorter edge."""
+"""Strips that a processor would enlarge beyond all bounds: by an edge, or to a square."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from PIL import Image
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.models.enlargement import check_enlargement
+from lazydecode.models.memo import Memo
 from tests.models.conftest import LoadFrontend
 
 CLIP = SimpleNamespace(size={"shortest_edge": 336})
@@ -62,3 +63,35 @@ def test_a_strip_is_refused_before_the_processor_sees_it(frontend: LoadFrontend)
         family.process("image", Image.new("RGB", (1, 5000)))
     with pytest.raises(InvalidRequestError, match=says):
         family.sketch("image", (5000, 1))
+
+
+def test_a_strip_that_would_be_padded_to_a_large_square_is_refused(frontend: LoadFrontend) -> None:
+    model = frontend("step3p7")
+    assert model.mm_processor is not None
+    family = model.mm_processor.family
+    says = "100000 x 1 pixels are too narrow: the model's processor makes 28610 MiB of them"
+    for _ in range(2):
+        with pytest.raises(InvalidRequestError, match=says) as caught:
+            family.process("image", Image.new("RGB", (100_000, 1)))
+        assert caught.value.modality == "image"
+    with pytest.raises(InvalidRequestError, match="1 x 12000 pixels are too narrow"):
+        family.sketch("image", (12_000, 1))
+    for size in ((3000, 10), (2000, 40)):  # strips as well, of which little is made
+        assert family.process("image", Image.new("RGB", size)).text.replacement is not None
+
+
+def test_a_class_that_cannot_run_without_content_is_left_alone(
+    frontend: LoadFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = frontend("qwen2_vl")
+    assert model.mm_processor is not None
+    family = model.mm_processor.family
+    strip = Image.new("RGB", (900, 30))
+    usual = family.process("image", strip)
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise InvalidRequestError("it looks at values")
+
+    monkeypatch.setattr(family, "_too_large", Memo())
+    monkeypatch.setattr(family.items, "sketch", refuse)
+    assert family.process("image", strip).text == usual.text

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalKwargsItem
 from lazydecode.media.raw_video import RawVideo
-from lazydecode.models.enlargement import check_enlargement
+from lazydecode.models.enlargement import ResultLimit, check_enlargement, is_strip
 from lazydecode.models.expansion import ExpandedPrompt, ItemText, PromptExpander
 from lazydecode.models.header_only import Way, stand_in, substitutes
 from lazydecode.models.item import ItemProcessor, ProcessedItem, shape_of
@@ -138,6 +139,7 @@ class Family:
             if (part := getattr(call.processor, f"{m}_processor", None)) is not None
         }
         self._sketches: Memo[Sketch] = Memo()
+        self._too_large: Memo[int] = Memo()
         self._before: Memo[list[int]] = Memo()
         self._default_name = _name(options.defaults)
         self.pairing: SoundPairing | None = None
@@ -182,7 +184,7 @@ class Family:
         self.check_modality(modality)
         merged = self.options.merge(options)
         if modality in self._resizing and not isinstance(item, RawVideo):
-            check_enlargement(modality, shape_of(modality, item), self._resizing[modality], merged)
+            self._check_size(modality, shape_of(modality, item), merged)
         if modality in self.raw_modalities:
             merged = raw_options(modality, merged) or merged
         return self.items.process(modality, item, merged)
@@ -235,7 +237,7 @@ class Family:
         self, modality: str, shape: tuple[Any, ...], way: Way, options: Mapping[str, Any]
     ) -> Sketch:
         if modality in self._resizing:
-            check_enlargement(modality, shape, self._resizing[modality], options)
+            self._check_size(modality, shape, options)
         if modality in self.raw_modalities:
             options = raw_options(modality, options) or options
         sketched = self.items.sketch(
@@ -245,6 +247,39 @@ class Family:
             substitutes=self._substitutes if way == "meta" else None,
         )
         return Sketch(sketched.text, sketched.kwargs)
+
+    def _check_size(
+        self, modality: str, shape: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> None:
+        """Refuse an item of which the processor would make something huge.
+
+        Raises:
+            InvalidRequestError: If it would.
+        """
+        check_enlargement(modality, shape, self._resizing[modality], options)
+        if not is_strip(modality, shape):
+            return
+        key = (modality, shape, self._name(options))
+        num_bytes = self._too_large.get(key, lambda: self._huge_result(modality, shape, options))
+        if num_bytes:
+            height, width = shape[-2:] if modality == "image" else shape[1:3]
+            raise InvalidRequestError(
+                f"{width} x {height} pixels are too narrow: the model's processor makes "
+                f"{num_bytes >> 20} MiB of them",
+                modality=modality,
+            )
+
+    def _huge_result(
+        self, modality: str, shape: tuple[Any, ...], options: Mapping[str, Any]
+    ) -> int:
+        """Return the bytes of what a processor makes on the way that is too large; 0: nothing."""
+        item = stand_in(modality, shape, "meta")
+        pixels = item[0] if modality == "video" else item
+        limit = ResultLimit(pixels.numel() // 3)
+        with limit, suppress(InvalidRequestError):
+            # A class that does not run without content is not known in advance.
+            self.items.sketch(modality, item, options, substitutes=self._substitutes)
+        return limit.num_bytes
 
     # -- prompts
 
