@@ -18,7 +18,7 @@ from tests.builders import make_jpeg
 from tests.builders_video import make_mp4
 from tests.renderers.conftest import OpenRenderer
 from tests.renderers.test_renderer import make_request, nothing_is_held, render
-from tests.server.harness import image, text, video
+from tests.server.harness import data_url, image, text, video
 from tests.server.test_embeds import picture, values
 
 SIZE = (320, 240)
@@ -69,6 +69,34 @@ async def test_what_is_evicted_after_it_was_counted_is_counted_anew(
     ((encoded, decoded),) = held
     assert encoded >= path.stat().st_size
     assert decoded >= SIZE[0] * SIZE[1] * 3
+
+
+@pytest.mark.parametrize("skips_phases", [False, True])
+async def test_a_hit_that_is_evicted_while_others_are_decoded_is_counted(
+    open_renderer: OpenRenderer, monkeypatch: pytest.MonkeyPatch, skips_phases: bool
+) -> None:
+    known = image(data_url(make_jpeg(SIZE) + os.urandom(8)))
+    new = image(data_url(make_jpeg((64, 48)) + os.urandom(8)))
+    held: list[tuple[tuple[int, int], int]] = []
+    original_decode = ImageMediaIO._decode
+    async with open_renderer() as renderer:
+        processor = renderer.frontend.mm_processor
+        assert processor is not None
+        # As one that takes all items of a request together, off the ordered worker.
+        monkeypatch.setattr(processor, "per_item", not skips_phases)
+        await render(renderer, known, text())
+
+        def decode(io: ImageMediaIO, data: bytes, facts: Any) -> Any:
+            held.append((facts.oriented_size, renderer.decoded_budget.held_bytes))
+            if len(held) == 1:
+                evict(renderer)
+            return original_decode(io, data, facts)
+
+        monkeypatch.setattr(ImageMediaIO, "_decode", decode)
+        await render(renderer, known, new, text())
+        assert nothing_is_held(renderer)
+    assert dict(held).keys() == {(64, 48), SIZE}
+    assert dict(held)[SIZE] >= SIZE[0] * SIZE[1] * 3
 
 
 async def test_embeddings_stay_counted_when_a_file_beside_them_changes(

@@ -17,7 +17,7 @@ EncodedRef: TypeAlias = "tuple[str, int, MediaRef[Any]]"
 
 
 class UncountedError(Exception):
-    """An item was evicted between the count of what has to be decoded and the decoding."""
+    """An item was evicted after what has to be decoded was counted."""
 
 
 class DecodeCounter:

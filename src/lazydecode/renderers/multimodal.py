@@ -258,7 +258,11 @@ class MultiModalRunner:
         cancellation: Cancellation,
         check: Callable[[], None],
     ) -> None:
-        """Run the phases; `check` runs on the worker before the first, in one step with it."""
+        """Run the phases.
+
+        `check` runs on the worker before each, in one step with it: what was a hit may have been
+        evicted, and is then counted before it is decoded.
+        """
         processor = self._processor
 
         def apply() -> MultiModalInput:
@@ -276,10 +280,12 @@ class MultiModalRunner:
                 finish(state)
             return None
 
-        def finish(state: MultiModalApplyState) -> None:
-            self._finish(
-                inputs, named, deliver, cancellation, lambda: processor.apply_phase2(state)
-            )
+        def finish(state: MultiModalApplyState, before: Callable[[], None] = _nothing) -> None:
+            def process() -> MultiModalInput:
+                before()
+                return processor.apply_phase2(state)
+
+            self._finish(inputs, named, deliver, cancellation, process)
 
         if not processor.supports_two_phase_apply:
             await self._on(
@@ -296,9 +302,10 @@ class MultiModalRunner:
             if cancellation.is_set:
                 return
             if not processor.per_item:
+                await self._on(self._processing, check)
                 await self._on(self._processing, lambda: processor.apply_process(state))
             with timing.record("phase2"):
-                await self._on(self._worker, lambda: finish(state))
+                await self._on(self._worker, lambda: finish(state, check))
 
     def _finish(
         self,
