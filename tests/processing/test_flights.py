@@ -305,6 +305,29 @@ def test_a_thread_that_takes_too_long_is_not_waited_for(
     assert flight.result_future.exception() is error
 
 
+def test_a_decode_that_ends_in_the_moment_in_which_it_expires_leaves_nobody_waiting(
+    work: Work, pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor]
+) -> None:
+    class EndsMeanwhile(Future[None]):
+        """The decode thread comes between the look at the future and its end."""
+
+        def done(self) -> bool:
+            was_done = super().done()
+            if not was_done:
+                super().set_result(None)
+            return was_done
+
+    flights = ItemFlights(pools[1], media_executor=pools[0], time_limit_s=0.0)
+    work.decode_gate.clear()
+    flight = flights.join("a", work.ref(), work.process)
+    assert work.decoding.wait(30)
+    flight._flight.decode_future = EndsMeanwhile()
+    flight.expire()
+    assert isinstance(flight.result_future.exception(30), TimeLimitError)
+    work.decode_gate.set()
+    flights.close()
+
+
 def test_what_waits_in_a_queue_does_not_expire(
     work: Work, pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor]
 ) -> None:

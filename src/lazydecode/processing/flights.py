@@ -6,7 +6,8 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, wait
+from concurrent.futures import CancelledError, Executor, Future, InvalidStateError, wait
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -70,10 +71,16 @@ class _Flight:
     def is_wanted(self) -> bool:
         return self.num_waiting > 0 or self.must_finish
 
-    def end_decode(self) -> None:
-        """Tell those who wait that the decode has ended; again does nothing."""
-        if not self.decode_future.done():
-            self.decode_future.set_result(None)
+    def end_decode(self, failure: BaseException | None = None) -> None:
+        """Tell those who wait that the decode has ended; again does nothing.
+
+        A thread that ends a decode and one that expires it may both come here at once.
+        """
+        with suppress(InvalidStateError):
+            if failure is None:
+                self.decode_future.set_result(None)
+            else:
+                self.decode_future.set_exception(failure)
 
     def land(self) -> None:
         """Let go of payload and closure; those who wait hold only the result from here on."""
@@ -364,6 +371,5 @@ class ItemFlights:
     @staticmethod
     def _end(flight: _Flight, exc: BaseException) -> None:
         flight.land()
-        if not flight.decode_future.done():
-            flight.decode_future.set_exception(exc)
+        flight.end_decode(exc)
         flight.result_future.set_exception(exc)
