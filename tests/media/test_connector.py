@@ -474,6 +474,31 @@ async def test_a_cancelled_first_fetch_does_not_harm_the_second(
     assert origin.hits("/a") == 1
 
 
+async def test_a_cancelled_fetch_ends_with_the_thread_that_reads_its_payload(
+    connector: MediaConnector,
+) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    class Held(RawIO):
+        def load_bytes_ref(
+            self, data: bytes, *, digest: PayloadDigest | None = None
+        ) -> base.MediaRef[bytes]:
+            started.set()
+            assert go_on.wait(60)
+            return super().load_bytes_ref(data, digest=digest)
+
+    url = "data:;base64," + base64.b64encode(b"payload").decode()
+    fetch = asyncio.create_task(connector.fetch_image_async(url, Held()))
+    await wait_until(started.is_set)
+    for _ in range(2):
+        fetch.cancel()
+        done, _ = await asyncio.wait((fetch,), timeout=0.02)
+        assert not done
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await fetch
+
+
 async def test_when_all_have_left_the_connection_closes(
     origin: Origin, connector: MediaConnector
 ) -> None:

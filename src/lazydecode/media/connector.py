@@ -28,6 +28,7 @@ from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.data_urls import DataURL
+from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.fetch_trace import FetchTrace, current_trace, fill_trace, trace_fetch
@@ -412,9 +413,13 @@ class MediaConnector:
         return refs
 
     async def _run(self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-        """Run what is linear in a payload on the media threads."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.executor.quick, lambda: function(*args, **kwargs))
+        """Run what is linear in a payload on the media threads.
+
+        A cancelled caller waits for a job that runs: until its end it reads the payload, whose
+        memory the caller then gives back.
+        """
+        job = self.executor.quick.submit(function, *args, **kwargs)
+        return await await_with_cancellation_drain(asyncio.wrap_future(job), on_cancel=job.cancel)
 
     async def _download(self, url: HttpURL, max_bytes: int, timeout_s: float) -> MediaPayload:
         """What one flight does: look on disk, else download, digest and keep."""
