@@ -134,3 +134,28 @@ def test_a_result_made_elsewhere_is_a_hit_and_goes_to_the_mirror_with_tensors(
     assert not cache.is_cached_item("a")
     assert store.get("a") is not None
     results.close()
+
+
+def test_a_folder_that_cannot_be_listed_any_more_is_logged(
+    store: ItemStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuse)
+        store.put("a", (item(), TEXT))  # the first write looks what is there
+    assert "could not make room: Permission denied" in caplog.text
+    assert store.get("a") is not None
+
+
+def test_a_cache_over_a_store_ends_what_the_cache_itself_holds(store: ItemStore) -> None:
+    class Outside(MultiModalProcessorOnlyCache):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    first = Outside(capacity_bytes=1000)
+    StoredCache(first, StoredResults(store)).close()
+    assert first.is_closed

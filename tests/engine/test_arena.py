@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gc
 import logging
+import mmap
 import os
 from collections.abc import Iterator
 
@@ -167,3 +168,17 @@ def test_a_closed_arena_takes_nothing() -> None:
     arena.close()
     arena.close()
     assert arena.place(memoryview(b"x")) is None
+
+
+def test_memory_that_cannot_be_mapped_leaves_no_descriptor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    fd = os.memfd_create("test")
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        ArenaView(fd, 4096)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

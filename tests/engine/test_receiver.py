@@ -123,3 +123,15 @@ def test_a_cache_of_another_package_is_named_when_it_fails(
     with pytest.raises(PluginBrokenError, match=f"the processor cache '{name}' failed: KeyError"):
         odd.receive(request({"image": [item(7)]}, {"image": ["a"]}))
     assert name in caplog.text
+
+
+def test_the_end_of_a_front_end_is_the_end_of_its_cache() -> None:
+    class Outside(MultiModalReceiverCache):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    cache = Outside(capacity_bytes=1)
+    Receiver(cache).close()
+    assert cache.is_closed

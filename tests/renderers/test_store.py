@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.engine.wire import encode_item
 from lazydecode.errors import MissingMediaError, ValidationError
 from lazydecode.inputs import MultiModalInput
 from lazydecode.renderers.base import BaseRenderer
+from lazydecode.renderers.caches import FrontendCaches
 from lazydecode.renderers.timeline import Timeline
 from tests.builders import make_jpeg
 from tests.builders_video import make_mp4
@@ -92,3 +94,14 @@ async def test_a_folder_that_cannot_be_used_is_told_at_the_start(
     with pytest.raises(ValidationError, match="processor store cannot create its folder"):
         async with open_renderer(processor_store=file / "below"):
             pass
+
+
+def test_the_caches_end_with_their_front_end() -> None:
+    closed: list[str] = []
+
+    class Outside(MultiModalProcessorOnlyCache):
+        def close(self) -> None:
+            closed.append("closed")
+
+    FrontendCaches(Outside(capacity_bytes=1), Outside(capacity_bytes=1)).close()
+    assert closed == ["closed", "closed"]

@@ -63,7 +63,7 @@ class ItemStore:
         except OSError:
             return None
         try:
-            with open(descriptor, "rb", buffering=0) as file:
+            with open(descriptor, "rb") as file:  # buffered, which reads on until it has all
                 data = bytearray(os.fstat(descriptor).st_size)
                 if file.readinto(data) != len(data):
                     raise ValueError("it is cut off")

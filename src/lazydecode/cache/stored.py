@@ -185,6 +185,10 @@ class StoredCache(BaseMultiModalProcessorCache):
         """Empty the cache itself; the store belongs to others too."""
         self.first.clear_cache()
 
+    def close(self) -> None:
+        """As the cache itself."""
+        self.first.close()
+
     def invalidate(self, mm_hashes: Sequence[str]) -> None:
         """As the cache itself."""
         self.first.invalidate(mm_hashes)

@@ -171,11 +171,21 @@ class SharedArena:
 
 
 class ArenaView:
-    """The engine's end: arrays over the shared memory, and which of them have died."""
+    """The engine's end: arrays over the shared memory, and which of them have died.
+
+    Args:
+        fd: Descriptor of the memory; closed here, whatever happens.
+        size: Its bytes.
+
+    Raises:
+        OSError: If it cannot be mapped.
+    """
 
     def __init__(self, fd: int, size: int) -> None:
-        self._memory = np.frombuffer(mmap.mmap(fd, size), np.uint8)
-        os.close(fd)
+        try:
+            self._memory = np.frombuffer(mmap.mmap(fd, size), np.uint8)
+        finally:
+            os.close(fd)
         # Filled by finalizers, which run anywhere, also inside the collector: no lock, no I/O.
         self._released: deque[int] = deque()
 

@@ -205,8 +205,10 @@ class ForkedChild:
 
     def kill(self) -> None:
         """End it at once; nothing if it has ended."""
-        if self.poll() is None:
-            with self._lock, contextlib.suppress(ProcessLookupError):
+        self.poll()
+        # Nobody else reaps under the lock: the number is this process's until then.
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if self._status is None:
                 os.kill(self.pid, signal.SIGKILL)
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 
 from lazydecode.cache import BaseMultiModalReceiverCache
 from lazydecode.engine.arena import ArenaView
@@ -150,22 +151,26 @@ class Connection:
                 text = f"the processor cache {configure.receiver_cache!r} cannot be made"
                 self.send(StartFailed(f"{text}: {type(exc).__name__}: {exc}"))
                 return
-            self._begin(configure)
-            loaded = self._loaded.wait()
-            if isinstance(loaded, str):
-                self.send(StartFailed(loaded))
-                return
-            info, scheduler = loaded
-            self.send(Ready(info))
-            try:
-                while True:
-                    self._handle(self._channel.receive(), receiver, info, scheduler)
-                    self.send_released()
-            finally:
-                self._abandon(scheduler)
+            with closing(receiver):
+                self._begin(configure)
+                self._serve(receiver)
         finally:
             self.is_closed = True
             self._channel.close()
+
+    def _serve(self, receiver: Receiver) -> None:
+        loaded = self._loaded.wait()
+        if isinstance(loaded, str):
+            self.send(StartFailed(loaded))
+            return
+        info, scheduler = loaded
+        self.send(Ready(info))
+        try:
+            while True:
+                self._handle(self._channel.receive(), receiver, info, scheduler)
+                self.send_released()
+        finally:
+            self._abandon(scheduler)
 
     def _abandon(self, scheduler: Scheduler) -> None:
         """Stop what runs for a front end that is gone."""

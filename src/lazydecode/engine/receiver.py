@@ -89,6 +89,10 @@ class Receiver:
         """Forget these."""
         self._cache.invalidate(mm_hashes)
 
+    def close(self) -> None:
+        """Let go of whatever the cache holds; it is not used any more."""
+        self._cache.close()
+
     def snapshot(self) -> list[str]:
         """Return the cached hashes in eviction order."""
         return self._cache.snapshot()

@@ -59,8 +59,8 @@ class BoundedFolder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as exc:
             raise ValueError(f"the {what} cannot create its folder: {exc}") from exc
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ValueError(f"the {what} cannot write to {folder}")
+        if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+            raise ValueError(f"the {what} cannot read and write {folder}")
 
     def path(self, name: str) -> Path:
         """Return where the file of that name is, if there is one."""
@@ -87,7 +87,10 @@ class BoundedFolder:
             if must_scan:
                 self._next_scan = now + _SCAN_INTERVAL_S
         if must_scan:
-            self._make_room(keep=path)
+            try:
+                self._make_room(keep=path)
+            except OSError as exc:  # the folder itself cannot be read any more
+                logger.warning("The %s could not make room: %s", self._what, exc.strerror)
 
     def drop(self, path: Path, why: str) -> None:
         """Remove a file that cannot be used."""

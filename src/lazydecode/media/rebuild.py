@@ -8,7 +8,7 @@ media wherever they are taken to.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -39,7 +39,7 @@ class RebuiltDecoder:
     base_spec: DecodeSpec
     """The spec without the parameters of the transforms."""
     transforms: tuple[MediaTransform, ...] = ()
-    media_type: str | None = field(default=None)
+    media_type: str | None = None
     """Of payloads that are text and no file; None: they are files."""
 
     def decode(self, data: bytes) -> Any:
@@ -60,10 +60,9 @@ class RebuiltDecoder:
 
     def key(self, data: bytes) -> bytes:
         """Return the identity of a payload under the spec; linear in the payload."""
-        spec = self.base_spec
+        spec, settings = self.base_spec, self.spec.settings
         key = derive_media_key(data, spec)
         for transform in self.transforms:
-            settings = self.spec.settings
             spec = spec.extend(**{name: settings[name] for name in transform.parameters})
             key = derive_media_key(key, spec)
         return key

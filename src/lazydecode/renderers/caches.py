@@ -91,7 +91,9 @@ class FrontendCaches:
         return any(not cache.is_cached_item(mm_hash) for cache in self)
 
     def close(self) -> None:
-        """Return when what is to be stored is stored."""
+        """Let go of what the caches hold; return when what is to be stored is stored."""
+        for cache in self:
+            cache.close()
         if self.stored is not None:
             self.stored.close()
 

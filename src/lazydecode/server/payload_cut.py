@@ -41,7 +41,7 @@ class CutBody:
     """The body with a word in the place of each payload."""
     body: memoryview
     payloads: dict[bytes, tuple[int, int]]
-    """Word -> first and last-but-one byte of the payload in the body."""
+    """Word -> where the payload begins in the body, and where the quotation mark behind it is."""
 
     def restore(self, messages: Sequence[ChatMessage]) -> bool:
         """Put views of the body in the place of the words; False if one of them is missing."""

@@ -102,7 +102,10 @@ def _do_next(
         answer = Refused(str(exc), released)
     except LazyDecodeError as exc:
         answer = Failed(form_of_error(exc), released)
-    channel.send(answer)
+    try:
+        channel.send(answer)
+    except TypeError as exc:  # a value of a kind that only this process knows; nothing was sent
+        channel.send(Refused(str(exc), released))
 
 
 def process_item(
