@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import gc
 import logging
 import mmap
 import os
+import resource
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lazydecode.engine.arena import ArenaView, ExtentAllocator, SharedArena
+from lazydecode.engine.arena import ArenaView, ExtentAllocator, Notices, SharedArena
 from lazydecode.engine.wire import tensor_bytes, tensor_from_buffer
 
 KIB = 1024
@@ -128,24 +130,45 @@ def test_a_full_arena_says_so_once_and_serves_again(
     assert arena.place(tensor_bytes(tensor)) is not None
 
 
+@contextmanager
+def no_file_beyond(num_bytes: int) -> Iterator[None]:
+    """Let the kernel refuse to write further into any file, memory files included."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_memory_that_the_system_cannot_give_is_no_crash(
-    ends: tuple[SharedArena, ArenaView],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    ends: tuple[SharedArena, ArenaView], caplog: pytest.LogCaptureFixture
 ) -> None:
     arena, _ = ends
-
-    def no_space(*args: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "pwrite", no_space)
-    data = memoryview(bytes(1000))
-    with caplog.at_level(logging.WARNING):
+    data = memoryview(bytes(10 * KIB))
+    with no_file_beyond(4 * KIB):
         assert arena.place(data) is None
         assert arena.place(data) is None
+    assert "no memory left to share with the engine ([Errno 27] File too large)" in caplog.text
     assert len(caplog.records) == 1
-    assert "No space left" in caplog.text
     assert arena.lent_bytes == 0
+
+
+def test_arenas_that_share_their_notices_say_each_once(caplog: pytest.LogCaptureFixture) -> None:
+    notices = Notices()
+    create = partial(SharedArena.create, peer="the workers", notices=notices)
+    arenas = [create(64), create(64)]
+    for arena in arenas:
+        assert arena is not None
+        assert arena.place(memoryview(bytes(65))) is None
+        arena.close()
+    with no_file_beyond(KIB):
+        assert create(4 * KIB) is None
+        assert create(4 * KIB) is None
+    assert [record.message.partition(";")[0] for record in caplog.records] == [
+        "the 0 MiB of memory shared with the workers are full",
+        "no shared memory for the workers ([Errno 27] File too large)",
+    ]
 
 
 def test_without_memory_files_there_is_no_arena(

@@ -75,6 +75,22 @@ class ExtentAllocator:
         self._free[start] = size
 
 
+class Notices:
+    """Warnings that are logged once, however many arenas have a reason. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+        self._lock = threading.Lock()
+
+    def warn(self, message: str, *args: object) -> None:
+        """Log `message`, unless it was."""
+        with self._lock:
+            is_new = message not in self._said
+            self._said.add(message)
+        if is_new:
+            logger.warning(message, *args)
+
+
 class SharedArena:
     """The writer's end.
 
@@ -82,24 +98,29 @@ class SharedArena:
         fd: Descriptor of the memory; closed with the arena.
         size: Its bytes.
         peer: Who reads, for the log.
+        notices: Says what there is to say; None: once for this arena.
 
     One lock covers the extents. Another is held while bytes are written, so that `close` cannot
     give the descriptor's number to another file meanwhile.
     """
 
-    def __init__(self, fd: int, size: int, *, peer: str = "the engine") -> None:
+    def __init__(
+        self, fd: int, size: int, *, peer: str = "the engine", notices: Notices | None = None
+    ) -> None:
         self.fd = fd
         self.size = size
         self._peer = peer
+        self._notices = notices or Notices()
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._extents = ExtentAllocator(size)
         self._is_broken = False
         self._is_closed = False
-        self._said_full = False
 
     @classmethod
-    def create(cls, size: int, *, peer: str = "the engine") -> SharedArena | None:
+    def create(
+        cls, size: int, *, peer: str = "the engine", notices: Notices | None = None
+    ) -> SharedArena | None:
         """Return an arena of `size` bytes, which take memory as they are written.
 
         None if this system has no anonymous memory files; tensors then go through the socket.
@@ -114,9 +135,11 @@ class SharedArena:
                 os.close(fd)
                 raise
         except OSError as exc:
-            logger.warning("no shared memory for %s (%s); tensors use the socket", peer, exc)
+            (notices or Notices()).warn(
+                "no shared memory for %s (%s); tensors use the socket (said once)", peer, exc
+            )
             return None
-        return cls(fd, size, peer=peer)
+        return cls(fd, size, peer=peer, notices=notices)
 
     @property
     def lent_bytes(self) -> int:
@@ -128,10 +151,9 @@ class SharedArena:
         """Copy `data` in and return its offset; None if there is no room."""
         with self._lock:
             offset = None if self._is_broken else self._extents.allocate(len(data))
-            say_full = offset is None and not self._is_broken and not self._said_full
-            self._said_full = self._said_full or say_full
-        if say_full:
-            logger.warning(
+            is_full = offset is None and not self._is_broken
+        if is_full:
+            self._notices.warn(
                 "the %d MiB of memory shared with %s are full; what does not fit goes "
                 "through the socket (said once)",
                 self.size >> 20,
@@ -148,8 +170,10 @@ class SharedArena:
                 while written < len(data):
                     written += os.pwrite(self.fd, data[written:], offset + written)
         except OSError as exc:
-            logger.warning(
-                "no memory left to share with %s (%s); using the socket", self._peer, exc
+            self._notices.warn(
+                "no memory left to share with %s (%s); using the socket (said once)",
+                self._peer,
+                exc,
             )
             self._is_broken = True
             self.release([offset])

@@ -14,9 +14,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, TypeAlias
 
-from lazydecode.engine.arena import ArenaView, SharedArena
+from lazydecode.engine.arena import ArenaView, Notices, SharedArena
 from lazydecode.engine.channel import Blob, ChannelClosedError, TensorChannel
 from lazydecode.engine.child import Child
 from lazydecode.engine.messages import error_of_form
@@ -75,7 +76,10 @@ class WorkerPool:
     ) -> None:
         self._nursery = nursery
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._slots = [_Slot(self._fork, result_bytes, time_limit_s) for _ in range(count)]
+        notices = Notices()  # one for all: what is said of one worker's memory is true of all
+        self._slots = [
+            _Slot(self._fork, result_bytes, time_limit_s, notices=notices) for _ in range(count)
+        ]
         self._threads: list[threading.Thread] = []
         self._starter: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -172,10 +176,18 @@ class WorkerPool:
 class _Slot:
     """One worker and its successors, on one thread."""
 
-    def __init__(self, fork: Fork, result_bytes: int, time_limit_s: float) -> None:
+    def __init__(
+        self,
+        fork: Fork,
+        result_bytes: int,
+        time_limit_s: float,
+        *,
+        notices: Notices | None = None,
+    ) -> None:
         self._fork = fork
         self._result_bytes = result_bytes
         self._time_limit_s = time_limit_s
+        self._notices = notices
         self._worker: _Worker | None = None
         self._has_failed = False
 
@@ -191,7 +203,9 @@ class _Slot:
             self._drop()
         if self._worker is None:
             try:
-                self._worker = _Worker(self._fork, self._result_bytes, self._time_limit_s)
+                self._worker = _Worker(
+                    self._fork, self._result_bytes, self._time_limit_s, self._notices
+                )
                 self._has_failed = False
             except NurseryGoneError:
                 pass  # the pool has said it
@@ -244,11 +258,14 @@ class _Worker:
         ChannelClosedError: If it ended at once.
     """
 
-    def __init__(self, fork: Fork, result_bytes: int, time_limit_s: float) -> None:
+    def __init__(
+        self, fork: Fork, result_bytes: int, time_limit_s: float, notices: Notices | None
+    ) -> None:
         self._time_limit_s = time_limit_s
         ours, theirs = socket.socketpair()
-        self._arena = SharedArena.create(_PAYLOAD_BYTES, peer=_PEER)
-        results = None if self._arena is None else SharedArena.create(result_bytes, peer=_PEER)
+        create = partial(SharedArena.create, peer=_PEER, notices=notices)
+        self._arena = create(_PAYLOAD_BYTES)
+        results = None if self._arena is None else create(result_bytes)
         self._view: ArenaView | None = None
         memory = None
         if self._arena is not None and results is not None:
