@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import uvicorn
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from lazydecode.server.http_protocol import UncopiedBodies
+from lazydecode.server.http_protocol import ReadingTurns, UncopiedBodies
 
 
 class Transport(asyncio.Transport):
@@ -17,6 +17,7 @@ class Transport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
+        self.is_read = True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += bytes(data)
@@ -24,9 +25,23 @@ class Transport(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
-    def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None:
+        self.is_read = False
 
-    def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None:
+        self.is_read = True
+
+
+def connect(app: ASGIApp, turns: ReadingTurns) -> tuple[Any, Transport]:
+    """Return a protocol and the transport it is connected to."""
+    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
+    config.load()
+    protocol: Any = UncopiedBodies(
+        config, ServerState(), {}, asyncio.get_running_loop(), turns=turns
+    )
+    transport = Transport()
+    protocol.connection_made(transport)
+    return protocol, transport
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
@@ -43,11 +58,7 @@ async def test_pieces_of_a_body_arrive_whole_and_one_alone_is_not_copied(at_once
         await send({"type": "http.response.body", "body": b""})
         done.set()
 
-    config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-    config.load()
-    protocol: Any = UncopiedBodies(config, ServerState(), {}, asyncio.get_running_loop())
-    transport = Transport()
-    protocol.connection_made(transport)
+    protocol, transport = connect(app, ReadingTurns())
     protocol.data_received(b"POST / HTTP/1.1\r\ncontent-length: 300000\r\n\r\n")
     pieces = [bytes([number]) * 100_000 for number in range(3)]
     for number in range(0, 3, at_once):
@@ -64,3 +75,83 @@ async def test_pieces_of_a_body_arrive_whole_and_one_alone_is_not_copied(at_once
         )
     assert transport.written.startswith(b"HTTP/1.1 204")
     protocol.timeout_keep_alive_task.cancel()
+
+
+async def test_bodies_of_many_connections_are_read_in_turns() -> None:
+    read: list[bytes] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        read.append(body)
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    turns = ReadingTurns(2)
+    connections = [connect(app, turns) for _ in range(7)]
+    for protocol, transport in connections:
+        protocol.data_received(b"POST / HTTP/1.1\r\ncontent-length: 30000\r\n\r\n" + bytes(10_000))
+        assert not transport.is_read  # though less than uvicorn lets add up
+    most = 0
+    for _ in range(100):
+        await asyncio.sleep(0)
+        reading = [p for p, transport in connections if transport.is_read and p.cycle.more_body]
+        most = max(most, len(reading))
+        for protocol in reading:
+            protocol.data_received(bytes(10_000))
+    assert read == [bytes(30_000)] * 7
+    assert most == 2
+    for protocol, transport in connections:
+        assert transport.written.startswith(b"HTTP/1.1 204")
+        assert transport.is_read  # a next request, or the end of the connection, is noticed
+        protocol.timeout_keep_alive_task.cancel()
+
+
+async def test_turns_come_in_order_and_at_once_if_nobody_waits() -> None:
+    turns = ReadingTurns(2)
+    order: list[int] = []
+    for number in range(5):
+        turns.ask(lambda number=number: order.append(number))  # type: ignore[misc]
+    assert order == [0, 1]
+    await asyncio.sleep(0)
+    assert order == [0, 1, 2, 3]
+    turns.ask(lambda: order.append(5))
+    await asyncio.sleep(0)
+    assert order == [0, 1, 2, 3, 4, 5]
+    await asyncio.sleep(0)
+    turns.ask(lambda: order.append(6))
+    assert order[-1] == 6
+
+
+async def test_reading_that_was_stopped_again_does_not_go_on_with_its_turn() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None: ...
+
+    turns = ReadingTurns(1)
+    turns.ask(lambda: None)
+    protocol, transport = connect(app, turns)
+    protocol.flow.pause_reading()
+    protocol.flow.resume_reading()
+    protocol.flow.pause_reading()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not transport.is_read
+    protocol.flow.resume_reading()
+    await asyncio.sleep(0)
+    assert transport.is_read
+
+
+async def test_a_body_that_nobody_reads_is_dropped_after_the_answer() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    protocol, transport = connect(app, ReadingTurns())
+    protocol.data_received(b"POST / HTTP/1.1\r\ncontent-length: 30000\r\n\r\n" + bytes(10_000))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert transport.written.startswith(b"HTTP/1.1 413")
+    for _ in range(2):
+        assert transport.is_read
+        protocol.data_received(bytes(10_000))

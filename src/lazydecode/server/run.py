@@ -25,6 +25,7 @@ from lazydecode.engine.child import Child, ForkedChild, can_fork
 from lazydecode.errors import LazyDecodeError
 from lazydecode.server.allocator import tune_allocator
 from lazydecode.server.preloading import preload_models, preload_server
+from lazydecode.server.thread_slices import shorten_slices
 
 if TYPE_CHECKING:
     from lazydecode.server.early_proof import EarlyProof
@@ -111,6 +112,7 @@ def _run_front_end(
     # After the forks: an engine keeps the allocator's defaults.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     tune_allocator()
+    shorten_slices()
     import uvloop
 
     from lazydecode.server.serving import serve

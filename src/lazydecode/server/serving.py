@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 import uvicorn
@@ -19,7 +20,7 @@ from lazydecode.server.app import create_app
 from lazydecode.server.context import ServerContext
 from lazydecode.server.doorway import Doorway
 from lazydecode.server.early_proof import EarlyProof
-from lazydecode.server.http_protocol import UncopiedBodies
+from lazydecode.server.http_protocol import ReadingTurns, UncopiedBodies
 from lazydecode.server.loading import load_context
 from lazydecode.server.membership import Member
 from lazydecode.server.stopping import StopSignals
@@ -75,7 +76,7 @@ async def serve(
             door,
             log_config=None,
             access_log=False,
-            http=UncopiedBodies,
+            http=partial(UncopiedBodies, turns=ReadingTurns()),  # type: ignore[arg-type]  # makes one
             proxy_headers=False,  # nobody looks at a client's address
             loop="none",
             lifespan="off",
