@@ -79,7 +79,7 @@ def test_an_answer_is_valid_json_and_its_tensors_come_back(num_rows: int) -> Non
         prompt,
         {"request_id": "r", "model": "m", "stream": False},
         SamplingParams(max_tokens=1),
-        with_payload=True,
+        payload="tensors",
         dtype=torch.bfloat16,
     )
     assert isinstance(body, AnswerBody)

@@ -16,6 +16,7 @@ from lazydecode.config import Settings
 
 if TYPE_CHECKING:
     from lazydecode.server.features import AnswerBody
+    from lazydecode.server.protocol import Payload
 
 _SERVER_ONLY = ("engine", "host", "port", "api_key", "max_batch_size", "device")
 
@@ -25,13 +26,14 @@ _SERVER_ONLY = ("engine", "host", "port", "api_key", "max_batch_size", "device")
 @click.argument("request_file", metavar="REQUEST.json", type=click.Path(path_type=Path))
 @click.option(
     "--payload",
-    type=click.Choice(["tensors", "none"]),
-    help="Whether the answer holds tensors; none given: what the request says.",
+    type=click.Choice(["tensors", "metadata", "none"]),
+    help="What the answer holds of each item: all tensors, grids and sizes alone, or nothing; "
+    "none given: what the request says.",
 )
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="File for the answer.")
 @settings_options(leave_out=_SERVER_ONLY)
 def render(
-    model: str, request_file: Path, payload: str | None, output: Path | None, **flags: Any
+    model: str, request_file: Path, payload: Payload | None, output: Path | None, **flags: Any
 ) -> None:
     """Render one chat request for MODEL, as the server's render route does, without a server.
 
@@ -60,7 +62,9 @@ def render(
         file.writelines(answer.pieces())
 
 
-async def _render(model: str, settings: Settings, body: bytes, payload: str | None) -> AnswerBody:
+async def _render(
+    model: str, settings: Settings, body: bytes, payload: Payload | None
+) -> AnswerBody:
     with Console(stderr=True).status(f"Loading {escape(model)}"):
         # Of the extra `serve`, and seconds of imports that `--help` need not wait for.
         from lazydecode.server.loading import load_context

@@ -151,8 +151,8 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
     def render_from_headers(self, inputs: ProcessorInputs) -> HeaderRendering | None:
         """Return ids, ranges and small tensors without decoding anything.
 
-        What is decoded already counts with its true size, and of what the cache holds the text
-        is known, and nothing else. None if one of the items does not
+        What is decoded already counts with its true size; what the cache holds is known, its small
+        tensors only if they are in this process. None if one of the items does not
         say enough: a file without a readable header, a family whose count follows from content.
 
         Raises:
@@ -206,7 +206,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         if inputs.cache is None or inputs.mm_hash_items is None:
             return None
         held = inputs.cache.peek_item(inputs.mm_hash_items[modality][position])
-        return None if held is None else Sketch(held[1][0], MultiModalKwargsItem())
+        return None if held is None else Sketch(held[1][0], _small_part(held[0]))
 
     def _sketch(
         self,
@@ -217,10 +217,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
     ) -> Sketch | None:
         if not isinstance(items, ProcessorBatchItems):
             given = self._embeddings(modality, items, position)
-            small = {
-                n: e for n, e in given.kwargs.items() if getattr(e.field, "keep_on_cpu", False)
-            }
-            return Sketch(given.text, MultiModalKwargsItem(small))
+            return Sketch(given.text, _small_part(given.kwargs))
         item = items.get_raw(position)
         if item is None:
             return None
@@ -328,6 +325,13 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         """
         assert self.splitter is not None
         return self.splitter.split(video, self.family.options.merge(options))
+
+
+def _small_part(item: MultiModalKwargsItem | None) -> MultiModalKwargsItem:
+    """The tensors of an item that stay on the CPU: grids and sizes."""
+    return MultiModalKwargsItem(
+        {} if item is None else {n: e for n, e in item.items() if e.field.keep_on_cpu}
+    )
 
 
 def is_container(ref: MediaRef[Any]) -> bool:

@@ -48,7 +48,7 @@ class HeaderRenderer:
     async def render(
         self, job: Job, cache: BaseMultiModalProcessorCache | None, timeline: Timeline
     ) -> MultiModalInput | None:
-        """Return ids, ranges and identities without decoding anything.
+        """Return ids, ranges, identities and small tensors without decoding anything.
 
         None if no item is missing from the cache, so that processing decodes nothing either, or
         if a header does not say enough.
@@ -110,7 +110,7 @@ class HeaderRenderer:
         prompt = MultiModalInput(
             type="multimodal",
             prompt_token_ids=rendering.token_ids,
-            mm_kwargs={},
+            mm_kwargs={**rendering.metadata},
             mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
             mm_placeholders=rendering.placeholders,
         )

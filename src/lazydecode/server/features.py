@@ -13,6 +13,7 @@ from lazydecode.engine.protocol import SamplingParams
 from lazydecode.engine.wire import encode_metadata, item_chunks
 from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
 from lazydecode.renderers.timeline import Timeline
+from lazydecode.server.protocol import Payload
 
 PIECE_BYTES: Final = 256 * 1024
 """Size of the pieces of a large answer: what is encoded at once is sent at once, uncopied."""
@@ -85,7 +86,7 @@ def build_answer(
     fields: Mapping[str, Any],
     sampling: SamplingParams,
     *,
-    with_payload: bool,
+    payload: Payload,
     dtype: torch.dtype | None,
     timeline: Timeline | None = None,
 ) -> AnswerBody:
@@ -97,7 +98,7 @@ def build_answer(
         prompt: What was rendered.
         fields: Further fields of the answer.
         sampling: Becomes `sampling_params`.
-        with_payload: Whether the tensors are in it.
+        payload: What of each item is in it.
         dtype: The model's dtype, to which floating-point tensors are cast.
         timeline: Is added if given.
     """
@@ -114,7 +115,7 @@ def build_answer(
         tail["timeline"] = timeline.to_dict()
     parts: list[bytes | Base64Text] = [msgspec.json.encode(head)[:-1] + b',"features":']
     if prompt["mm_hashes"]:
-        parts += _features(prompt, with_payload=with_payload, dtype=dtype)
+        parts += _features(prompt, payload=payload, dtype=dtype)
     else:
         parts.append(b"null")
     parts.append(b"," + msgspec.json.encode(tail)[1:])
@@ -122,7 +123,7 @@ def build_answer(
 
 
 def _features(
-    prompt: MultiModalInput, *, with_payload: bool, dtype: torch.dtype | None
+    prompt: MultiModalInput, *, payload: Payload, dtype: torch.dtype | None
 ) -> list[bytes | Base64Text]:
     small = {
         "mm_hashes": prompt["mm_hashes"],
@@ -132,8 +133,10 @@ def _features(
         },
     }
     parts: list[bytes | Base64Text] = [msgspec.json.encode(small)[:-1]]
-    if not with_payload:
+    if payload == "none":
         return [*parts, b',"kwargs_data":null,"mm_metadata":null}']
+    if payload == "metadata":
+        return [*parts, b',"kwargs_data":null,"mm_metadata":', _all_metadata(prompt, dtype), b"}"]
     parts.append(b',"kwargs_data":{')
     for number, (modality, items) in enumerate(prompt["mm_kwargs"].items()):
         parts.append((b"," if number else b"") + msgspec.json.encode(modality) + b":[")
@@ -145,13 +148,17 @@ def _features(
                 text = Base64Text(item_chunks(item, dtype=dtype))
                 parts += [separator + b'"', text, b'"']
         parts.append(b"]")
+    parts.append(b'},"mm_metadata":' + _all_metadata(prompt, dtype) + b"}")
+    return parts
+
+
+def _all_metadata(prompt: MultiModalInput, dtype: torch.dtype | None) -> bytes:
     metadata = {
         modality: small_parts
         for modality, items in prompt["mm_kwargs"].items()
         if any(small_parts := [_metadata(item, dtype) for item in items])
     }
-    parts.append(b'},"mm_metadata":' + msgspec.json.encode(metadata) + b"}")
-    return parts
+    return msgspec.json.encode(metadata)
 
 
 def _metadata(item: MultiModalKwargsItem | None, dtype: torch.dtype | None) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -18,6 +18,10 @@ from lazydecode.renderers.messages import ChatMessage
 from lazydecode.renderers.nesting import check_nesting
 
 _T = TypeVar("_T")
+
+Payload: TypeAlias = Literal["tensors", "metadata", "none"]
+"""What an answer holds of each item: everything, its small tensors (grids, sizes), or nothing."""
+
 _MAX_STOP_STRINGS: Final = 16
 _MAX_STOP_CHARS: Final = 1024
 _RAW: Final = msgspec.Raw()
@@ -110,8 +114,8 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
     # -- answer
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    mm_payload: Literal["tensors", "none"] | None = None
-    """Of the render route: whether `features` holds tensors."""
+    mm_payload: Payload | None = None
+    """Of the render route: how much of each item `features` holds."""
     timeline: bool | None = None
     """Whether the answer tells what happened to each item, and when."""
 

@@ -11,6 +11,7 @@ from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.body import ReadBody, parse_body
 from lazydecode.server.context import ServerContext
 from lazydecode.server.features import AnswerBody, build_answer
+from lazydecode.server.protocol import Payload
 from lazydecode.server.requests import ParsedRequest, check_against_settings, render_request
 from lazydecode.server.sampling import build_sampling
 
@@ -31,7 +32,8 @@ async def render_answer(
         LazyDecodeError: If it cannot be rendered.
     """
     request = parsed.request
-    with_payload = request.mm_payload != "none"
+    payload = request.mm_payload or "tensors"
+    with_payload = payload == "tensors"
     sampling = build_sampling(request, context.default_sampling)
     renderer = context.renderer
     request_id = f"chatcmpl-{os.urandom(16).hex()}"
@@ -53,7 +55,7 @@ async def render_answer(
             prompt,
             fields,
             sampling,
-            with_payload=with_payload,
+            payload=payload,
             dtype=context.dtype,
             timeline=timeline if shows_timeline else None,
         )
@@ -66,7 +68,7 @@ async def render_answer(
 
 
 async def render_offline(
-    context: ServerContext, body: bytes, *, payload: str | None = None
+    context: ServerContext, body: bytes, *, payload: Payload | None = None
 ) -> AnswerBody:
     """Do for a body what the route does; `payload` replaces its `mm_payload`.
 
@@ -76,7 +78,7 @@ async def render_offline(
     request, conversation = parse_body(ReadBody(memoryview(body)))
     check_against_settings(context, request)
     if payload is not None:
-        request.mm_payload = "none" if payload == "none" else "tensors"
+        request.mm_payload = payload
     timeline = Timeline()
     return await render_answer(
         context,

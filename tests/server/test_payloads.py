@@ -1,0 +1,53 @@
+"""How much of each item an answer of the render route holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.builders import make_png, make_wav
+from tests.builders_video import make_mp4
+from tests.server.harness import Server, data_url, image, request, text, video
+
+CLIP = video(data_url(make_mp4(7, 4), "video/mp4"))
+
+
+def features(server: Server, *parts: dict[str, Any], payload: str) -> Any:
+    response = server.render(request(*parts, text(), mm_payload=payload))
+    assert response.status_code == 200, response.text[:300]
+    return response.json()["features"]
+
+
+def picture(height: int) -> dict[str, Any]:
+    return image(data_url(make_png((91, height)), "image/png"))
+
+
+def test_metadata_come_from_headers_and_are_those_of_the_tensors(render_server: Server) -> None:
+    parts = (picture(301), CLIP, picture(303))
+    before = render_server.decodes(), render_server.decodes("video")
+    unseen = features(render_server, *parts, payload="metadata")
+    assert (render_server.decodes(), render_server.decodes("video")) == before
+    assert unseen["kwargs_data"] is None
+    assert {m: len(entries) for m, entries in unseen["mm_metadata"].items()} == {
+        "image": 2,
+        "video": 1,
+    }
+    whole = features(render_server, *parts, payload="tensors")
+    known = features(render_server, *parts, payload="metadata")
+    for name in ("mm_metadata", "mm_hashes", "mm_placeholders"):
+        assert unseen[name] == whole[name] == known[name]
+
+
+def test_metadata_of_known_and_unseen_items_come_together(render_server: Server) -> None:
+    features(render_server, picture(311), payload="tensors")
+    parts = (picture(311), picture(313))
+    mixed = features(render_server, *parts, payload="metadata")
+    assert mixed["mm_metadata"] == features(render_server, *parts, payload="tensors")["mm_metadata"]
+    assert None not in mixed["mm_metadata"]["image"]
+
+
+def test_metadata_of_sound(audio_render_server: Server) -> None:
+    url = data_url(make_wav(seconds=1.25), "audio/wav")
+    part = {"type": "audio_url", "audio_url": {"url": url}}
+    unseen = features(audio_render_server, part, payload="metadata")
+    whole = features(audio_render_server, part, payload="tensors")
+    assert unseen["mm_metadata"] == whole["mm_metadata"]
