@@ -110,7 +110,7 @@ class HeaderRenderer:
         prompt = MultiModalInput(
             type="multimodal",
             prompt_token_ids=rendering.token_ids,
-            mm_kwargs={**rendering.metadata},
+            mm_kwargs={m: [*items] for m, items in rendering.metadata.items()},
             mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
             mm_placeholders=rendering.placeholders,
         )
