@@ -214,7 +214,6 @@ def test_fingerprint_names_the_library() -> None:
     [
         ("opencv", "cv2", "opencv-python-headless"),
         ("torchcodec", "torchcodec", "torchcodec"),
-        ("nvdec", "PyNvVideoCodec", "pynvvideocodec"),
     ],
 )
 def test_missing_package_is_a_bad_request_that_names_the_extra(
@@ -336,6 +335,27 @@ def test_without_a_gpu_pyav_decodes_and_the_log_says_so_once(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "no GPU decodes video here" in caplog.text
     assert loader.fingerprint() == backend_fingerprint("pyav")
+
+
+def test_without_the_gpus_package_pyav_decodes_and_the_log_names_the_extra_once(
+    gpu_library: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda wanted: None if wanted == "PyNvVideoCodec" else find_spec(wanted),
+    )
+    with caplog.at_level(logging.INFO, logger="lazydecode"):
+        for _ in range(3):
+            frames, metadata = decode(
+                sample("h264 mp4"), "nvdec", {"num_frames": 3}, DecodeLimits()
+            )
+    assert read_numbers(frames) == [0, 29, 59]
+    assert metadata["video_backend"] == "pyav"
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "install lazydecode[nvdec]" in caplog.text
+    assert backend_fingerprint("nvdec") == backend_fingerprint("pyav")
 
 
 def test_gpu_can_be_switched_off(gpu_library: types.ModuleType) -> None:

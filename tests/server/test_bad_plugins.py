@@ -81,10 +81,7 @@ def test_a_backend_that_fails_fails_the_item(
     response = render_server.render(request(good, clip, text(), media_io_kwargs=options))
     assert response.status_code == 422, response.text
     error = response.json()["error"]
-    if name == "cannot-be-made":  # before there is an item
-        assert (error["modality"], error.get("index")) == ("video", None)
-    else:
-        assert (error["modality"], error["index"]) == ("video", 0)
+    assert (error["modality"], error["index"]) == ("video", 0)
     assert "0x7f0012345678" not in response.text and "secret" not in response.text
     if name != "finds-damage":  # which decoders may say of a file
         assert f"the video backend {name!r} failed: " in error["message"]

@@ -45,7 +45,17 @@ def test_an_unknown_option_is_named_with_those_that_are_known(
     error = response.json()["error"]
     assert response.status_code == 400, error
     assert (error["param"], error["modality"]) == ("media_io_kwargs", modality)
+    assert error.get("index") == (0 if sent == modality else None)
     assert repr(name) in error["message"] and known in error["message"]
+
+
+@pytest.mark.parametrize("options", [{"video_backend": "vhs"}, {"device": 1}], ids=str)
+def test_what_no_item_may_have_names_the_first_one(render_server: Server, options: Any) -> None:
+    body = request(PARTS["image"], *[PARTS["video"]] * 2, media_io_kwargs={"video": options})
+    response = render_server.render(body)
+    error = response.json()["error"]
+    assert (response.status_code, error["modality"], error["index"]) == (400, "video", 0)
+    assert error["param"] == min(options)
 
 
 @pytest.mark.parametrize(

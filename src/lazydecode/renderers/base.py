@@ -42,13 +42,14 @@ from lazydecode.renderers.chat import (
     with_sounds,
 )
 from lazydecode.renderers.chunks import ChunkResolver
+from lazydecode.renderers.decode_options import merge_media_io_kwargs
 from lazydecode.renderers.embeds import EmbeddingLoader, check_embeds
-from lazydecode.renderers.guards import naming_videos, time_limit
+from lazydecode.renderers.guards import naming_first, naming_videos, time_limit
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
 from lazydecode.renderers.jobs import Job
 from lazydecode.renderers.late import LateMedia
-from lazydecode.renderers.media import EncodedItem, MediaFetcher, merge_media_io_kwargs
+from lazydecode.renderers.media import EncodedItem, MediaFetcher
 from lazydecode.renderers.multimodal import MultiModalRunner
 from lazydecode.renderers.prompts import PromptWriter, RenderRequest
 from lazydecode.renderers.recordings import Recordings
@@ -216,13 +217,14 @@ class BaseRenderer:
             pairs_sound=self.frontend.pairs_sound,
         )
         media = with_sounds(conversation.media) if wants_sounds else conversation.media
-        media_io_kwargs = merge_media_io_kwargs(
-            self.settings.media_io_kwargs, request.media_io_kwargs
-        )
-        decoders = self._fetcher.resolve(
-            sorted({item.modality for item in media} | request.media_io_kwargs.keys()),
-            media_io_kwargs,
-        )
+        with naming_videos(media), naming_first(media):
+            media_io_kwargs = merge_media_io_kwargs(
+                self.settings.media_io_kwargs, request.media_io_kwargs
+            )
+            decoders = self._fetcher.resolve(
+                sorted({item.modality for item in media} | request.media_io_kwargs.keys()),
+                media_io_kwargs,
+            )
         # Embeddings are not processed, so that no hit could spare anything; what is made of an
         # item with chance in it is never wanted again.
         skips_cache = (

@@ -60,3 +60,15 @@ def naming_videos(items: Sequence[EncodedItem] | Sequence[MediaRequest]) -> Iter
             if item.of_video is not None and (exc.modality, exc.index) == ("audio", item.index):
                 raise of_sound(exc, item.index, item.of_video) from exc.__cause__
         raise
+
+
+@contextmanager
+def naming_first(media: Sequence[MediaRequest]) -> Iterator[None]:
+    """Name the first item of the modality in errors about options that all of them have."""
+    try:
+        yield
+    except LazyDecodeError as exc:
+        first = next((item for item in media if item.modality == exc.modality), None)
+        if first is None or exc.index is not None:
+            raise
+        raise exc.at(first.modality, first.index) from exc.__cause__

@@ -16,29 +16,20 @@ from lazydecode.errors import (
     MediaTooLargeError,
     OverloadedError,
     PayloadChangedError,
-    ValidationError,
 )
 from lazydecode.limits import RequestLimits
-from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef
 from lazydecode.media.connector import FetchTrace, MediaConnector, trace_fetch
 from lazydecode.media.decode import await_with_cancellation_drain
-from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.lazy_payload import LazyPayload
-from lazydecode.media.video import VideoMediaIO
 from lazydecode.processing.context import BaseProcessingInfo
 from lazydecode.renderers.chat import MediaRequest
+from lazydecode.renderers.decode_options import MediaIOKwargs, resolve_media_io
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.timeline import Timeline
 
-MediaIOKwargs: TypeAlias = Mapping[str, Mapping[str, Any]]
 Fetched: TypeAlias = "tuple[tuple[MediaRef[Any], ...], FetchTrace]"
 
-_MEDIA_IO: Final[Mapping[str, type[MediaIO[Any]]]] = {
-    "image": ImageMediaIO,
-    "video": VideoMediaIO,
-    "audio": AudioMediaIO,
-}
 _GUESS_BYTES: Final = 1024 * 1024
 """Reserved for an item whose size is not known before it was fetched."""
 _AT_HAND_BYTES: Final = 1024 * 1024
@@ -74,56 +65,6 @@ class EncodedItem:
         """Let go of the payload."""
         if self.ref is not None:
             self.ref.release()
-
-
-def merge_media_io_kwargs(
-    server: MediaIOKwargs, request: MediaIOKwargs
-) -> dict[str, dict[str, Any]]:
-    """Merge a request's decode options over the server's, by each decoder's own rules.
-
-    Raises:
-        ValidationError: If the request sets what only the server may.
-    """
-    merged = {}
-    for modality in sorted({*server, *request}):
-        options = _MEDIA_IO[modality].merge_kwargs(server.get(modality), request.get(modality))
-        if options:
-            merged[modality] = options
-    return merged
-
-
-def resolve_media_io(
-    info: BaseProcessingInfo, modality: str, media_io_kwargs: MediaIOKwargs
-) -> MediaIO[Any]:
-    """Return the decoder of a modality with the given options, each of which it must know.
-
-    Raises:
-        ValidationError: If an option is unknown or wrong.
-    """
-    given = media_io_kwargs.get(modality, {})
-    try:
-        media_io = info.get_media_io(modality, media_io_kwargs)
-    except LazyDecodeError as exc:
-        exc.modality = exc.modality or modality
-        raise
-    except (TypeError, ValueError) as exc:
-        # TypeError: an option that is an argument of ours, which no request may set.
-        raise ValidationError(
-            f"media_io_kwargs of {modality} are not valid: {exc}",
-            parameter="media_io_kwargs",
-            modality=modality,
-        ) from exc
-    known = media_io.option_names()
-    if known is not None and (unknown := given.keys() - known):
-        name = min(unknown)
-        raise ValidationError(
-            f"media_io_kwargs of {modality}: {name[:80]!r} is no option; known are "
-            f"{', '.join(sorted(known))}",
-            parameter="media_io_kwargs",
-            modality=modality,
-            value=name[:80],
-        )
-    return media_io
 
 
 class MediaFetcher:

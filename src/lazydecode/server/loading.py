@@ -23,7 +23,7 @@ from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.loading import load_model_frontend
 from lazydecode.models.registry import ModelLoadError
 from lazydecode.renderers.base import BaseRenderer
-from lazydecode.renderers.media import resolve_media_io
+from lazydecode.renderers.decode_options import resolve_media_io
 from lazydecode.server.context import ServerContext
 from lazydecode.server.membership import Member
 from lazydecode.server.metrics import Metrics

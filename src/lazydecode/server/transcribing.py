@@ -15,7 +15,7 @@ from lazydecode.media.base import AudioHeader, MediaRef
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.silence import CutRule
 from lazydecode.models.speech import SpeechModel
-from lazydecode.renderers.media import merge_media_io_kwargs
+from lazydecode.renderers.decode_options import merge_media_io_kwargs
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.context import ServerContext
 from lazydecode.server.transcription import Transcription

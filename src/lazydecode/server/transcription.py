@@ -14,8 +14,9 @@ from lazydecode.engine.protocol import SamplingParams, TimestampRule, TokenLogpr
 from lazydecode.errors import EngineError, LazyDecodeError
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.models.speech import LanguageProbe, SpeechModel
+from lazydecode.renderers.decode_options import merge_media_io_kwargs
 from lazydecode.renderers.jobs import Job
-from lazydecode.renderers.media import EncodedItem, merge_media_io_kwargs
+from lazydecode.renderers.media import EncodedItem
 from lazydecode.renderers.recordings import Piece, Plan, Recording
 from lazydecode.renderers.rendered import RenderedRequest
 from lazydecode.renderers.timeline import Timeline

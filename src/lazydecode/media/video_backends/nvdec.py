@@ -68,6 +68,10 @@ class NvdecVideoLoader(OptionalVideoLoader):
         {"device", "gpu_decoder", "decoder_pool_size"}
     )
 
+    def __init__(self) -> None:
+        # Nothing is required yet, not even the package: the GPU is looked for at the first decode.
+        pass
+
     @classmethod
     def fingerprint(cls) -> str:
         """What would decode now: the GPU's library, or PyAV."""
@@ -222,12 +226,7 @@ _library: list[Any] = []
 
 
 def _gpu_library(loader: type[NvdecVideoLoader]) -> Any:
-    """Return the library if it finds a GPU driver, else None; looked for once.
-
-    Raises:
-        ValidationError: If the package is not installed.
-    """
-    loader.require()
+    """Return the library if it is installed and finds a GPU driver, else None; looked for once."""
     with _lock:
         if not _library:
             try:
