@@ -11,7 +11,7 @@ import io
 import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,6 +24,7 @@ from lazydecode.config import Settings
 from lazydecode.engine.client import EngineClient
 from lazydecode.engine.protocol import SamplingParams
 from lazydecode.errors import LazyDecodeError
+from lazydecode.media.video import VIDEO_LOADER_REGISTRY
 from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.loading import load_model_frontend
 from lazydecode.renderers.base import BaseRenderer
@@ -80,8 +81,15 @@ class Load:
         body = msgspec.json.encode(request(*parts)["messages"])
         messages = msgspec.json.decode(body, type=list[ChatMessage])
         return RenderRequest(
-            f"stress-{number}", parse_messages(messages), mm_processor_kwargs=self.options
+            f"stress-{number}",
+            parse_messages(messages),
+            mm_processor_kwargs=self.options,
+            **self.make_fields(),
         )
+
+    def make_fields(self) -> dict[str, Any]:
+        """Return further fields of a request."""
+        return {}
 
     async def run(self, render_request: RenderRequest) -> str:
         async with self.renderer.open(render_request, timeline=Timeline()) as rendered:
@@ -169,6 +177,52 @@ class EmbeddingLoad(Load):
         return good, [*bad, embeddings(0, hidden=8)]
 
 
+class NamedLoad(Load):
+    """Pictures under uuids: their own, one that several share, and uuids alone; two tenants."""
+
+    statuses: ClassVar[set[int]] = {400, 422}
+
+    def make_parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        pictures, bad = super().make_parts()
+        good = [{**part, "uuid": f"picture-{n}"} for n, part in enumerate(pictures[:6])]
+        good += [{**part, "uuid": "shared"} for part in pictures[6:8]]
+        # A cache may hold them or not: they are answered, or refused with 400.
+        good += [image(None, uuid=f"picture-{n}") for n in range(6)]
+        return good, [*bad[:2], image(None, uuid="nobody's")]
+
+    def make_fields(self) -> dict[str, Any]:
+        salt = self.random.choice([None, None, "tenant"])
+        return {"cache_salt": salt, "skip_mm_cache": self.random.random() < 0.1}
+
+
+class BackendLoad(Load):
+    """Videos by every backend, some of them by one from elsewhere that fails."""
+
+    def make_parts(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        clips = [make_video(6, 4, (56, 56)) + free_box(n) for n in range(4)]
+        return [video(mp4_url(clip)) for clip in clips], [video(mp4_url(clips[0][:-600]))]
+
+    def make_fields(self) -> dict[str, Any]:
+        names = ["pyav", "pyav", "qwen2_vl", "opencv", "nvdec", "torchcodec", "fails", "leaves"]
+        sampling = self.random.choice([{}, {"num_frames": 2}, {"timestamps": [0.0, 0.75]}])
+        options = {"video_backend": self.random.choice(names), **sampling}
+        return {"media_io_kwargs": {"video": options}}
+
+
+@pytest.fixture
+def failing_backends() -> Iterator[None]:
+    for name, exc in (("fails", KeyError("/secret")), ("leaves", SystemExit(1))):
+
+        class Backend:
+            def load_bytes(self, data: bytes, exc: BaseException = exc, **options: Any) -> Any:
+                raise exc
+
+        VIDEO_LOADER_REGISTRY.add(name, Backend)
+    yield
+    for name in ("fails", "leaves"):
+        VIDEO_LOADER_REGISTRY.remove(name)
+
+
 def mp4_url(data: bytes) -> str:
     return data_url(data, "video/mp4")
 
@@ -202,8 +256,11 @@ def npy(array: Any) -> str:
         (ChunkLoad, "kimi_k25", {}),
         (RawLoad, "dots3_note", {}),
         (EmbeddingLoad, "qwen2_5_vl", {"enable_mm_embeds": True}),
+        (NamedLoad, "qwen2_5_vl", {}),
+        (BackendLoad, "qwen2_5_vl", {}),
     ],
 )
+@pytest.mark.usefixtures("failing_backends")
 async def test_the_other_ways_leave_nothing_either(
     kind: type[Load], family: str, settings: dict[str, Any], tiny_model: Callable[..., Path]
 ) -> None:
