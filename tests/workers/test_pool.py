@@ -27,7 +27,7 @@ from lazydecode.models.expansion import ItemText
 from lazydecode.models.tokenization import CollapsedText, Run
 from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.remote import ItemJob, RefusedError
-from lazydecode.workers import pool
+from lazydecode.workers import keeper, pool
 from lazydecode.workers.messages import (
     Decoded,
     Failed,
@@ -269,11 +269,11 @@ def test_a_worker_that_stops_reading_ends_with_the_time_limit(
 def test_a_nursery_that_stops_is_ended_and_no_late_answer_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool, "_START_S", LIMIT_S)
-    monkeypatch.setattr(pool, "start_nursery", lambda *_: None)
+    monkeypatch.setattr(keeper, "_ANSWER_S", LIMIT_S)
+    monkeypatch.setattr(keeper, "start_nursery", lambda *_: None)
     nursery = ForkedChild(lambda _: time.sleep(100) or 0)  # type: ignore[func-returns-value]
     workers = WorkerPool(nursery, count=2, result_bytes=RESULT_BYTES, time_limit_s=LIMIT_S)
-    workers._start(Configure("", Settings(), "", None))
+    workers.start(Configure("", Settings(), "", None))
     deadline = time.monotonic() + 60
     while nursery.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,10 +1,11 @@
-"""First file of a spawned engine process: takes over the parent's import path, then runs `core`.
+"""First file of a spawned process: takes over the parent's import path, then runs its function.
 
-Started as `python -P boot.py CONTROL_FD`. Imports nothing of ours before the path is set, so that
-the process finds what its parent found, whatever the parent did to `sys.path`.
+Started as `python -P boot.py CONTROL_FD MODULE:FUNCTION`. Imports nothing of ours before the path
+is set, so that the process finds what its parent found, whatever the parent did to `sys.path`.
 """
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -25,9 +26,8 @@ def _main() -> None:
     sys.path[:] = json.loads(_read(control, size))
     # Until the model is loaded: half a million objects come that stay.
     gc.disable()
-    from lazydecode.engine.core import main
-
-    status = main(control)
+    module, _, name = sys.argv[2].partition(":")
+    status = getattr(importlib.import_module(module), name)(control)
     sys.stderr.flush()
     os._exit(status)  # the readers and the watch are daemons: no interpreter teardown under them
 

@@ -1,8 +1,8 @@
-"""An engine process as its parent sees it: spawned anew, or forked from a parent that is ready.
+"""A process as its parent sees it: spawned anew, or forked from a parent that is ready.
 
-Both are told over a control socket which front ends there are, and end when it closes. A spawned
-one is a fresh interpreter and imports torch and Transformers for itself, which takes seconds; a
-forked one has what its parent had imported.
+Both hear of their work over a control socket, an engine of its front ends, and end when it closes.
+A spawned one is a fresh interpreter and imports torch and Transformers for itself, which takes
+seconds; a forked one has what its parent had imported.
 """
 
 from __future__ import annotations
@@ -100,15 +100,19 @@ class SpawnedChild:
     Not `multiprocessing`, which would import the caller's main module again and leave a resource
     tracker behind.
 
+    Args:
+        main: Module and name of the function that it runs, as `module:name`; as for a `ForkedChild`
+            it gets its end of the control socket, and returns the status.
+
     Raises:
         OSError: If it cannot be started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, main: str = "lazydecode.engine.core:main") -> None:
         self.control, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(  # noqa: S603 - our own file, no shell
-                [sys.executable, "-P", str(_BOOT), str(theirs.fileno())],
+                [sys.executable, "-P", str(_BOOT), str(theirs.fileno()), main],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # standard output belongs to the command that runs the front end
@@ -228,8 +232,7 @@ def _run_forked(
         os.dup2(null, 0)
         os.close(null)
         os.dup2(2, 1)  # standard output belongs to the command that runs the front end
-        with contextlib.suppress(OSError):
-            Path("/proc/self/comm").write_text(name)
+        name_process(name)
         status = main(control)
     except BaseException:
         # Wide: nothing may run on into the code of the parent, whose copy this is.
@@ -238,6 +241,12 @@ def _run_forked(
         with contextlib.suppress(Exception):
             sys.stderr.flush()
         os._exit(status)
+
+
+def name_process(name: str) -> None:
+    """Name this process in lists of processes, where the system can; at most 15 letters."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def can_fork() -> bool:

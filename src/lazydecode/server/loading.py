@@ -27,6 +27,7 @@ from lazydecode.renderers.decode_options import resolve_media_io
 from lazydecode.server.context import ServerContext
 from lazydecode.server.membership import Member
 from lazydecode.server.metrics import Metrics
+from lazydecode.server.nursery import spawn_nursery
 from lazydecode.server.plugin_check import check_plugins
 from lazydecode.server.queueing import RequestQueue
 from lazydecode.server.recent import RecentRequests
@@ -102,6 +103,7 @@ def build_context(
             count=settings.num_media_processes,
             result_bytes=int(settings.mm_processor_cache_gb * GIB) + IN_FLIGHT_BYTES,
             time_limit_s=settings.media_decode_timeout,
+            spawn=spawn_nursery,
         )
     renderer = BaseRenderer(
         frontend,

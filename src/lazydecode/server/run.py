@@ -225,16 +225,12 @@ def _fork_nursery(settings: Settings, *, close: Sequence[int]) -> Child | None:
     """
     if not settings.num_media_processes:
         return None
-    from lazydecode.workers.nursery import run_nursery
+    from lazydecode.server.nursery import NAME, main
 
     try:
         if not can_fork():
             raise OSError("a GPU driver is open, or this is macOS")
-        return ForkedChild(
-            lambda control: run_nursery(control, tune_allocator),
-            close=close,
-            name="lazydecode-item",
-        )
+        return ForkedChild(main, close=close, name=NAME)
     except OSError as exc:
         logger.warning("no processes for media (%s); threads decode and process", exc)
         return None

@@ -2,6 +2,6 @@
 
 In: an item's payload and the spec that rebuilds its decoder. Out: its tensors and its text, bit for
 bit as this process would make them. `pool` is the server's side, `nursery` the process that has
-the model loaded and forks workers, `worker` what a worker does. May import the engine's channel
-and shared memory, and everything below it.
+the model loaded and forks workers, `keeper` what replaces it when it ends, `worker` what a worker
+does. May import the engine's processes, channel and shared memory, and everything below it.
 """

@@ -42,7 +42,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class NurseryGoneError(OSError):
-    """The process that workers are forked from has ended: there will be no more."""
+    """The process that workers are forked from has ended, or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,11 @@ def run_nursery(control: socket.socket, prepare: Callable[[], object] | None = N
         configure: Configure = pickle.loads(_read(control, size))  # noqa: S301
     except EOFError:
         return 0
+    # A spawned process has no handlers yet, and a forked one keeps its parent's.
+    logging.basicConfig(
+        level=configure.settings.log_level.upper(),
+        format="%(asctime)s %(levelname)s media[%(process)d] %(name)s: %(message)s",
+    )
     try:
         frontend = _load(configure)
     except Exception as exc:
@@ -90,14 +95,15 @@ def start_nursery(control: socket.socket, configure: Configure) -> None:
     """Tell a nursery what to load, and return when it is ready to fork. Blocks for seconds.
 
     Raises:
-        OSError: If it cannot load it, or is gone.
+        OSError: If it cannot load it; says why.
+        NurseryGoneError: If it is gone.
     """
     data = pickle.dumps(configure)
-    control.sendall(_SIZE.pack(len(data)) + data)
     try:
+        control.sendall(_SIZE.pack(len(data)) + data)
         (size,) = _SIZE.unpack(_read(control, _SIZE.size))
         reason = _read(control, size).decode()
-    except EOFError as exc:
+    except (ConnectionError, EOFError) as exc:
         raise NurseryGoneError("the process that workers are forked from is gone") from exc
     if reason:
         raise OSError(f"workers cannot load the model: {reason}")

@@ -26,6 +26,7 @@ from lazydecode.limits import MIB
 from lazydecode.processing.failures import time_limit_error
 from lazydecode.processing.outputs import ItemOutput
 from lazydecode.processing.remote import ItemJob, ItemWorker, RefusedError
+from lazydecode.workers.keeper import NurseryKeeper
 from lazydecode.workers.messages import (
     Answer,
     Decoded,
@@ -36,12 +37,7 @@ from lazydecode.workers.messages import (
     Refused,
     output_of_form,
 )
-from lazydecode.workers.nursery import (
-    Configure,
-    NurseryGoneError,
-    fork_worker,
-    start_nursery,
-)
+from lazydecode.workers.nursery import Configure, NurseryGoneError
 from lazydecode.workers.worker import Memory
 
 logger = logging.getLogger(__name__)
@@ -49,7 +45,6 @@ logger = logging.getLogger(__name__)
 _PAYLOAD_BYTES: Final = 64 * MIB
 """Shared memory for one payload; it stays in use, so a larger one goes through the socket."""
 _ATTEMPTS: Final = 2
-_EXIT_S: Final = 5.0
 _START_S: Final = 30.0
 _WATCH_S: Final = 1.0
 """How often idle workers are looked after."""
@@ -62,34 +57,40 @@ Fork: TypeAlias = Callable[[socket.socket, Memory | None], int]
 class WorkerPool:
     """Worker processes as `ItemWorkers`. Creating one starts nothing.
 
-    The lock covers the connection to the nursery: one fork at a time.
+    The lock covers the threads that there are: none is started once the pool is closed.
 
     Args:
         nursery: The process that workers are forked from; ended with the pool.
         count: Workers, at least 1.
         result_bytes: Shared memory for the results of one worker that are in use.
         time_limit_s: How long one decode, or the processing of one item, may take.
+        spawn: Starts another nursery when one has ended; None: threads do the work then.
     """
 
     def __init__(
-        self, nursery: Child, *, count: int, result_bytes: int, time_limit_s: float
+        self,
+        nursery: Child,
+        *,
+        count: int,
+        result_bytes: int,
+        time_limit_s: float,
+        spawn: Callable[[], Child] | None = None,
     ) -> None:
-        self._nursery = nursery
+        self._nursery = NurseryKeeper(nursery, spawn)
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        fork = self._nursery.fork
         notices = Notices()  # one for all: what is said of one worker's memory is true of all
         self._slots = [
-            _Slot(self._fork, result_bytes, time_limit_s, notices=notices) for _ in range(count)
+            _Slot(fork, result_bytes, time_limit_s, notices=notices) for _ in range(count)
         ]
         self._threads: list[threading.Thread] = []
-        self._starter: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._is_ready = False
         self._is_closed = False
 
     @property
     def is_ready(self) -> bool:
         """Whether jobs are taken now."""
-        return self._is_ready and any(slot.is_filled for slot in self._slots)
+        return self._nursery.is_ready and any(slot.is_filled for slot in self._slots)
 
     @property
     def num_alive(self) -> int:
@@ -98,10 +99,7 @@ class WorkerPool:
 
     def start(self, configure: Configure) -> None:
         """Let the nursery load the model, and start the workers; returns at once."""
-        self._starter = threading.Thread(
-            target=self._start, args=(configure,), name="lazydecode-nursery", daemon=True
-        )
-        self._starter.start()
+        self._nursery.start(configure, self._start_threads)
 
     def submit(self, task: Task) -> None:
         """Call `task` with the next free worker, on that worker's thread.
@@ -115,34 +113,24 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all processes and threads; jobs must have ended. Blocks."""
-        self._is_closed, self._is_ready = True, False
-        if self._starter is not None and self._starter.is_alive():
-            self._nursery.kill()  # it is loading, which nothing else interrupts
-            self._starter.join()
+        with self._lock:
+            self._is_closed = True
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
             thread.join()
-        self._nursery.control.close()
-        if self._nursery.wait(_EXIT_S) is None:
-            self._nursery.kill()
-            self._nursery.wait(_EXIT_S)
+        self._nursery.close()
 
-    def _start(self, configure: Configure) -> None:
-        try:
-            start_nursery(self._nursery.control, configure)
-        except OSError as exc:
-            if not self._is_closed:
-                logger.error("items are processed by threads alone: %s", exc)
-            return
-        self._nursery.control.settimeout(_START_S)  # from here on it only forks
-        for number, slot in enumerate(self._slots):
-            thread = threading.Thread(
-                target=self._serve, args=(slot,), name=f"lazydecode-worker_{number}"
-            )
-            self._threads.append(thread)
-            thread.start()
-        self._is_ready = not self._is_closed
+    def _start_threads(self) -> None:
+        with self._lock:
+            if self._is_closed or self._threads:
+                return
+            for number, slot in enumerate(self._slots):
+                thread = threading.Thread(
+                    target=self._serve, args=(slot,), name=f"lazydecode-worker_{number}"
+                )
+                self._threads.append(thread)
+                thread.start()
 
     def _serve(self, slot: _Slot) -> None:
         slot.fill()
@@ -150,7 +138,9 @@ class WorkerPool:
             try:
                 task = self._tasks.get(timeout=_WATCH_S)
             except queue.Empty:
-                slot.fill()  # also in the place of one that died idle
+                # Also in the place of one that died idle.
+                if slot.is_filled or self._nursery.is_ready:
+                    slot.fill()
                 continue
             if task is None:
                 break
@@ -158,19 +148,6 @@ class WorkerPool:
             del task
             slot.fill()
         slot.end()
-
-    def _fork(self, sock: socket.socket, memory: Memory | None) -> int:
-        with self._lock:
-            try:
-                return fork_worker(self._nursery.control, sock, memory)
-            except NurseryGoneError as exc:
-                if self._is_ready:
-                    self._is_ready = False
-                    logger.error("items are processed by threads from here on: %s", exc)
-                # One that answers too late would be taken for the answer to what comes next.
-                self._nursery.kill()
-                self._nursery.poll()
-                raise
 
 
 class _Slot:
@@ -208,7 +185,7 @@ class _Slot:
                 )
                 self._has_failed = False
             except NurseryGoneError:
-                pass  # the pool has said it
+                pass  # whoever keeps the nursery has said it
             except (OSError, ChannelClosedError) as exc:
                 if not self._has_failed:
                     logger.warning("a worker does not start: %s (said once)", exc)
