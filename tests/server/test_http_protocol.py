@@ -16,14 +16,22 @@ class Transport(asyncio.Transport):
 
     def __init__(self) -> None:
         super().__init__()
-        self.written = b""
+        self.writes: list[bytes] = []
         self.is_read = True
+        self.is_closed = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self.written += bytes(data)
+        self.writes.append(bytes(data))
+
+    @property
+    def written(self) -> bytes:
+        return b"".join(self.writes)
 
     def is_closing(self) -> bool:
-        return False
+        return self.is_closed
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def pause_reading(self) -> None:
         self.is_read = False
@@ -155,3 +163,60 @@ async def test_a_body_that_nobody_reads_is_dropped_after_the_answer() -> None:
     for _ in range(2):
         assert transport.is_read
         protocol.data_received(bytes(10_000))
+
+
+async def finish(protocol: Any) -> None:
+    """Return when the protocol has answered."""
+    while protocol.tasks:
+        await asyncio.sleep(0)
+    if protocol.timeout_keep_alive_task is not None:
+        protocol.timeout_keep_alive_task.cancel()
+
+
+async def answer(send: Send, *pieces: bytes) -> None:
+    headers = [(b"content-length", str(sum(map(len, pieces))).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    for number, piece in enumerate(pieces, 1):
+        more = number < len(pieces)
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+
+async def test_the_head_of_an_answer_goes_out_with_the_first_piece_of_its_body() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"one", b"two")
+
+    protocol, transport = connect(app, ReadingTurns())
+    for _ in range(2):  # the second on the same connection
+        protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        await finish(protocol)
+        head, last = transport.writes
+        assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert head.endswith(b"\r\n\r\none")
+        assert last == b"two"
+        transport.writes.clear()
+
+
+async def test_a_client_that_waits_for_a_go_ahead_gets_it_at_once() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await answer(send, b"x")
+
+    protocol, transport = connect(app, ReadingTurns())
+    protocol.data_received(b"POST / HTTP/1.1\r\nexpect: 100-continue\r\ncontent-length: 1\r\n\r\n")
+    await asyncio.sleep(0)
+    assert transport.writes == [b"HTTP/1.1 100 Continue\r\n\r\n"]
+    protocol.data_received(b"y")
+    await finish(protocol)
+    assert len(transport.writes) == 2
+    assert transport.writes[1].endswith(b"\r\n\r\nx")
+
+
+async def test_a_head_without_a_body_is_written_when_the_connection_closes() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    protocol, transport = connect(app, ReadingTurns())
+    protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+    await finish(protocol)
+    assert transport.is_closed
+    assert transport.writes[0].startswith(b"HTTP/1.1 200 OK\r\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from lazydecode.models.tokenization import CollapsedText, PromptTokenizer
 
 _SLOT_START: Final = "\U000f0002"
 _SLOT_END: Final = "\U000f0003"
+_FEW_TOKENS: Final = 256
+"""Tokens beside a run that are looked at one by one."""
 _SLOT = re.compile(f"{_SLOT_START}([a-z_]+):([0-9]+){_SLOT_END}")
 
 
@@ -120,7 +123,9 @@ class PromptExpander:
             add_special_tokens=add_special_tokens,
             spans=[spans[part] for _, _, part in order],
         )
-        return self._place(encoded.token_ids, encoded.token_spans, order, items)
+        return self._place(
+            encoded.token_ids, encoded.token_spans, order, items, runs=encoded.token_runs
+        )
 
     def expand_tokens(
         self, token_ids: Sequence[int], items: Mapping[str, Sequence[ItemText]]
@@ -316,8 +321,13 @@ class PromptExpander:
         spans: Sequence[tuple[int, int]],
         order: Sequence[tuple[str, int, int]],
         items: Mapping[str, Sequence[ItemText]],
+        *,
+        runs: Sequence[tuple[int, int]] = (),
     ) -> ExpandedPrompt:
         """Insert replacements that are known as ids, and cut every range to its embeddings.
+
+        Where a run (first token, number of tokens) is all the embeddings that an item has, as
+        nearly always, nothing is counted.
 
         The ranges of a modality are in the order of the text: an item that holds another one's
         embeddings adds a range to both modalities.
@@ -330,8 +340,13 @@ class PromptExpander:
             new = item.token_ids
             if new is None:
                 offset = start - last + len(out)
-                content: Sequence[int] = ids[start:stop]
                 out += ids[last:stop]
+                found = None if item.holds else self._run_of(modality, ids, start, stop, runs)
+                if found is not None:
+                    ranges[modality].append(PlaceholderRange(offset + found[0], found[1]))
+                    last = stop
+                    continue
+                content: Sequence[int] = ids[start:stop]
             else:
                 out += ids[last:start]
                 offset = len(out)
@@ -343,6 +358,31 @@ class PromptExpander:
                 ranges.setdefault(held, []).append(self._held_range(held, offset, content))
         out += ids[last:]
         return ExpandedPrompt(out, ranges)
+
+    def _run_of(
+        self,
+        modality: str,
+        ids: list[int],
+        start: int,
+        stop: int,
+        runs: Sequence[tuple[int, int]],
+    ) -> tuple[int, int] | None:
+        """Return the one run that holds all embeddings of `ids[start:stop]`, counted from `start`;
+        None if it takes a closer look.
+        """
+        at = bisect.bisect_left(runs, (start,))
+        if at == len(runs):
+            return None
+        first, count = runs[at]
+        end = first + count
+        wanted = self.embed_ids.get(modality, frozenset())
+        if end > stop or ids[first] not in wanted:
+            return None
+        if (first - start) + (stop - end) > _FEW_TOKENS:
+            return None
+        if not wanted.isdisjoint(ids[start:first]) or not wanted.isdisjoint(ids[end:stop]):
+            return None
+        return first - start, count
 
     def _held_range(self, modality: str, offset: int, content: Sequence[int]) -> PlaceholderRange:
         """Return the range of another modality's embeddings; empty if there are none."""

@@ -73,6 +73,9 @@ class EncodedText:
     token_ids: list[int]
     token_spans: list[tuple[int, int]]
     """First and last-but-one token of every span of characters that was asked about."""
+    token_runs: Sequence[tuple[int, int]] = ()
+    """First token and number of tokens of runs of one control token, in order; some may be
+    left out."""
 
 
 class PromptTokenizer:
@@ -188,9 +191,11 @@ class PromptTokenizer:
         out: list[int] = list(prefix)
         shifts: list[tuple[int, int]] = [(0, len(prefix))]
         last = 0
+        token_runs: list[tuple[int, int]] = []
         for index, count in runs:
-            out.extend(ids[last : index + 1])
-            out.extend([ids[index]] * (count - 1))
+            out.extend(ids[last:index])
+            token_runs.append((len(out), count))
+            out.extend([ids[index]] * count)
             last = index + 1
             shifts.append((last, len(out) - last))
         out.extend(ids[last:])
@@ -205,7 +210,7 @@ class PromptTokenizer:
             first = bisect.bisect_right(ends, start)
             stop = bisect.bisect_left(starts, end)
             token_spans.append((shifted(first), shifted(stop)))
-        return EncodedText(out, token_spans)
+        return EncodedText(out, token_spans, token_runs)
 
     def locate(self, text: str, char: int) -> int | None:
         """Return the token that holds a character, in the encoding without special tokens."""

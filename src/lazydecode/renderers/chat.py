@@ -19,6 +19,7 @@ from lazydecode.renderers.messages import (
     ContentPart,
     InputAudio,
     MediaURL,
+    PlainURL,
     ToolCall,
     read_embeds,
     read_media_text,
@@ -338,7 +339,8 @@ def _parse_media(part: ContentPart, kind: str, where: str) -> MediaRequest:
                 f"{field_name}.data is missing", parameter=f"{field_name}.data"
             )
     elif isinstance(value, MediaURL):
-        source = read_media_text(value.url, where=f"{field_name}.url")
+        is_plain = isinstance(value, PlainURL)
+        source = read_media_text(value.url, where=f"{field_name}.url", is_plain=is_plain)
         if isinstance(source, memoryview) and bytes(source[:5]).lower() != b"data:":
             source = _as_text(source, where=f"{field_name}.url")
         if value.detail not in _DETAILS:

@@ -27,6 +27,10 @@ class MediaURL(msgspec.Struct):
     uuid: msgspec.Raw = msgspec.Raw()
 
 
+class PlainURL(MediaURL):
+    """The same, made of a URL that is known to be a string without escape sequences."""
+
+
 class InputAudio(msgspec.Struct):
     """The object form of `input_audio`: base64 and a format name."""
 
@@ -79,11 +83,18 @@ class ChatMessage(msgspec.Struct):
     reasoning_content: str | None = None
 
 
-def read_media_text(raw: msgspec.Raw, *, where: str) -> str | memoryview | None:
+def read_media_text(
+    raw: msgspec.Raw, *, where: str, is_plain: bool = False
+) -> str | memoryview | None:
     """Return a JSON string's content: text, or for a data URL or base64 a view of the body.
 
     The view is given for strings of 4 KiB and more that hold no escape sequence; it shares
     memory with the request body and must not outlive the request.
+
+    Args:
+        raw: The JSON value.
+        where: Names it in errors.
+        is_plain: Whether it is known to be a string without escape sequences.
 
     Returns:
         None for null or an absent value.
@@ -97,7 +108,7 @@ def read_media_text(raw: msgspec.Raw, *, where: str) -> str | memoryview | None:
     if view[0] != 0x22:  # a JSON value that does not begin with a quotation mark
         raise InvalidRequestError(f"{where} must be a string", parameter=where)
     inner = view[1:-1]
-    if len(inner) < 4096 or _has_escape(inner):
+    if len(inner) < 4096 or (not is_plain and _has_escape(inner)):
         try:
             return msgspec.json.decode(raw, type=str)
         except msgspec.DecodeError as exc:

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
@@ -17,14 +17,12 @@ from starlette.types import Receive, Scope
 from lazydecode.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
 from lazydecode.renderers.chat import Conversation, parse_media_messages, parse_messages
 from lazydecode.renderers.hold import EncodedHold
-from lazydecode.server.payload_cut import CutBody, cut_payloads
+from lazydecode.server.payload_cut import CutBody, PayloadFinder
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
 _T = TypeVar("_T")
 _INLINE_BYTES: Final = 64 * 1024
-"""Up to here parsing takes some 50 µs, less than a thread hop."""
-_INLINE_CUT_BYTES: Final = 512 * 1024
-"""Up to here the same holds if all but `_INLINE_BYTES` are payloads, which are not parsed."""
+"""Up to here, payloads apart, parsing takes some 50 µs, less than a thread hop."""
 FREE_BYTES: Final = 1024 * 1024
 """Bodies up to here are read without asking for memory."""
 _SLOW_BYTES_PER_S: Final = 32 * 1024
@@ -42,6 +40,7 @@ async def read_body(
     max_bytes: int,
     max_stall_s: float | None = None,
     hold: EncodedHold | None = None,
+    on_chunk: Callable[[bytes], object] = lambda _: None,
 ) -> memoryview:
     """Return the body of an HTTP request.
 
@@ -54,6 +53,7 @@ async def read_body(
         max_stall_s: How far the body may fall behind a slow connection; None: without end.
         hold: Gets the memory of a large body before it is read, and that of what is decoded
             from it. The connection stands still meanwhile.
+        on_chunk: Called with each piece of the body as it arrives.
 
     Raises:
         RequestTooLargeError: As soon as more than `max_bytes` are announced or arrived.
@@ -72,6 +72,7 @@ async def read_body(
         async for chunk in chunks:
             await arriving.arrived(body.filled + len(chunk))
             body.append(chunk)
+            on_chunk(chunk)
     return body.view()
 
 
@@ -209,29 +210,21 @@ class BodyBuffer:
         return memoryview(self._memory)[: self.filled]
 
 
+@dataclass(frozen=True, slots=True)
 class ReadBody:
-    """A body that was read, and what is left of it without its payloads.
+    """A body that was read."""
 
-    Args:
-        view: All of it.
-    """
-
-    def __init__(self, view: memoryview) -> None:
-        self.view = view
-
-    @cached_property
-    def cut(self) -> CutBody | None:
-        """The body without its payloads, found on first use; None if it has none."""
-        return cut_payloads(self.view)
+    view: memoryview
+    """All of it."""
+    cut: CutBody | None = None
+    """The body without its payloads; None if it has none, or none were looked for."""
 
     @property
     def is_parsed_at_once(self) -> bool:
         """Whether parsing takes less time than a thread takes to be asked for it."""
-        if len(self.view) <= _INLINE_BYTES:
+        if self.cut is not None and len(self.cut.rest) <= _INLINE_BYTES:
             return True
-        if len(self.view) > _INLINE_CUT_BYTES:
-            return False
-        return self.cut is not None and len(self.cut.rest) <= _INLINE_BYTES
+        return len(self.view) <= _INLINE_BYTES
 
 
 def parse_body(body: ReadBody) -> tuple[ChatCompletionRequest, Conversation]:
@@ -277,10 +270,18 @@ async def read_parsed(
     Raises:
         LazyDecodeError: See `read_body`, or what `parse` raises.
     """
-    body = await read_body(scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, hold=hold)
+    finder = PayloadFinder()
+    body = await read_body(
+        scope,
+        receive,
+        max_bytes=max_bytes,
+        max_stall_s=max_stall_s,
+        hold=hold,
+        on_chunk=finder.feed,
+    )
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
-    read = ReadBody(body)
+    read = ReadBody(body, finder.cut(body))
     if read.is_parsed_at_once:
         return parse(read)
     return await asyncio.get_running_loop().run_in_executor(executor, parse, read)

@@ -15,17 +15,19 @@ caller parses the whole.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import numpy as np
 
-from lazydecode.renderers.messages import ChatMessage, ContentPart, MediaURL
+from lazydecode.renderers.messages import ChatMessage, ContentPart, MediaURL, PlainURL
 
 _MARKER: Final = b";base64,"
 _WINDOW: Final = 64 * 1024
+_MAX_MARKERS: Final = 1024
+"""A body with more is parsed as a whole: looking at each takes some µs."""
 _MIN_PAYLOAD: Final = 4096
 """Shorter ones are not worth it."""
 _WORD_BYTES: Final = 24
@@ -66,68 +68,109 @@ class CutBody:
             start, stop = place
             # The string's beginning stands before the payload as it does before the word.
             start -= len(raw) - _WORD_BYTES - 1
-            media.url = msgspec.Raw(self.body[start : stop + 1])
+            kind = MediaURL if b"\\" in bytes(raw) else PlainURL
+            url = msgspec.Raw(self.body[start : stop + 1])
+            setattr(part, name, kind(url=url, detail=media.detail, uuid=media.uuid))
             num_found += 1
         return num_found
 
 
-def cut_payloads(body: memoryview) -> CutBody | None:
-    """Return the body without its payloads; None if it has none that are worth it.
-
-    Linear in the body, some 0.3 ms per MB, whatever stands in it.
+class PayloadFinder:
+    """Finds the payloads of a body while it arrives: each piece is looked at once, at 0.3 ms per
+    MB, when it is in the processor's cache anyway.
     """
-    # Nobody can write a word beforehand that is chosen now.
-    word = os.urandom(_WORD_BYTES // 2 - 4).hex().encode()
-    payloads: dict[bytes, tuple[int, int]] = {}
-    pieces: list[bytes] = []
-    done = 0
-    for start, stop in _find_payloads(body):
-        if _has_control_character(body[start:stop]):
-            continue
-        name = b"%s%08d" % (word, len(payloads))
-        payloads[name] = (start, stop)
-        pieces += [bytes(body[done:start]), name]
-        done = stop
-    if not payloads:
-        return None
-    pieces.append(bytes(body[done:]))
-    return CutBody(b"".join(pieces), body, payloads)
 
+    def __init__(self) -> None:
+        self._num_bytes = 0
+        self._num_markers = 0
+        self._tail = b""
+        self._start: int | None = None
+        """Of the payload that has not ended."""
+        self._is_sound = True
+        """Whether that one had no control characters so far."""
+        self._payloads: list[tuple[int, int]] = []
 
-def _find_payloads(body: memoryview) -> Iterator[tuple[int, int]]:
-    """Yield where long payloads without an escape start, and the quotation marks behind them.
+    def feed(self, piece: bytes) -> None:
+        """Look at the next piece of the body.
 
-    Small copies stay in the processor's cache. Each is made once, and searched once for each of
-    the three things: a body of nothing but markers costs no more than another one.
-    """
-    start: int | None = None  # of the payload that has not ended
-    for begin in range(0, len(body), _WINDOW):
-        window = bytes(body[begin : begin + _WINDOW + len(_MARKER) - 1])
-        at = 0 if start is None else max(0, start - begin)
+        Each is searched once for each of three things: a body of nothing but markers costs no
+        more than another one, and is given up soon.
+        """
+        base = self._num_bytes
+        self._num_bytes += len(piece)
+        if self._num_markers > _MAX_MARKERS:
+            return
+        at = 0
+        if self._start is None:
+            head = self._tail + piece[: len(_MARKER) - 1]
+            found = head.find(_MARKER)
+            if found >= 0:
+                at = found + len(_MARKER) - len(self._tail)
+                self._begin(base + at)
+        self._tail = (self._tail + piece[1 - len(_MARKER) :])[1 - len(_MARKER) :]
         quote = escape = -1
-        while True:
-            if start is None:
-                found = window.find(_MARKER, at)
+        end = len(piece)
+        while self._num_markers <= _MAX_MARKERS:
+            if self._start is None:
+                found = piece.find(_MARKER, at)
                 if found < 0:
-                    break
+                    return
                 at = found + len(_MARKER)
-                start = begin + at
-            quote = quote if quote >= at else _find(window, b'"', at)
-            escape = escape if escape >= at else _find(window, b"\\", at)
-            at = min(quote, escape)
-            if at >= _WINDOW:
-                break  # the next window tells
-            if quote < escape and begin + quote >= start + _MIN_PAYLOAD:
-                yield start, begin + quote
-            start = None
+                self._begin(base + at)
+            quote = quote if quote >= at else _find(piece, b'"', at)
+            escape = escape if escape >= at else _find(piece, b"\\", at)
+            stop = min(quote, escape)
+            if self._is_sound and stop > at:
+                self._is_sound = not _has_control_character(piece, at, stop)
+            if stop == end:
+                return  # the next piece tells
+            assert self._start is not None
+            is_long = base + quote >= self._start + _MIN_PAYLOAD
+            if quote < escape and is_long and self._is_sound:
+                self._payloads.append((self._start, base + quote))
+            self._start = None
+            at = stop
+
+    def _begin(self, start: int) -> None:
+        self._start = start
+        self._is_sound = True
+        self._num_markers += 1
+
+    def cut(self, body: memoryview) -> CutBody | None:
+        """Return the body, all of which was fed, without its payloads; None if it has none that
+        are worth it, or too many markers.
+        """
+        if not self._payloads or self._num_markers > _MAX_MARKERS:
+            return None
+        # Nobody can write a word beforehand that is chosen now.
+        word = os.urandom(_WORD_BYTES // 2 - 4).hex().encode()
+        payloads: dict[bytes, tuple[int, int]] = {}
+        pieces: list[bytes] = []
+        done = 0
+        for start, stop in self._payloads:
+            name = b"%s%08d" % (word, len(payloads))
+            payloads[name] = (start, stop)
+            pieces += [bytes(body[done:start]), name]
+            done = stop
+        pieces.append(bytes(body[done:]))
+        return CutBody(b"".join(pieces), body, payloads)
 
 
-def _has_control_character(payload: memoryview) -> bool:
+def cut_payloads(body: memoryview) -> CutBody | None:
+    """Return a whole body without its payloads; None if it has none that are worth it."""
+    finder = PayloadFinder()
+    for begin in range(0, len(body), _WINDOW):
+        # Small copies stay in the processor's cache.
+        finder.feed(bytes(body[begin : begin + _WINDOW]))
+    return finder.cut(body)
+
+
+def _has_control_character(piece: bytes, start: int, stop: int) -> bool:
     """Whether one is in it that JSON does not allow in a string: the parser is to say so."""
-    return int(np.frombuffer(payload, np.uint8).min()) < _FIRST_PRINTABLE
+    return int(np.frombuffer(piece, np.uint8, stop - start, start).min()) < _FIRST_PRINTABLE
 
 
-def _find(window: bytes, what: bytes, start: int) -> int:
-    """Return where `what` stands from `start` on; beyond the window if nowhere."""
-    at = window.find(what, start)
-    return at if at >= 0 else _WINDOW + len(window)
+def _find(piece: bytes, what: bytes, start: int) -> int:
+    """Return where `what` stands from `start` on; the end if nowhere."""
+    at = piece.find(what, start)
+    return at if at >= 0 else len(piece)
