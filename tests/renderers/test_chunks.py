@@ -22,7 +22,12 @@ from PIL import Image
 from transformers.video_utils import VideoMetadata
 
 from lazydecode.config import Settings
-from lazydecode.errors import CorruptMediaError, InvalidRequestError, MissingMediaError
+from lazydecode.errors import (
+    CorruptMediaError,
+    InvalidRequestError,
+    MissingMediaError,
+    TimeLimitError,
+)
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.image import ImageMediaIO
@@ -291,6 +296,25 @@ async def test_a_cancelled_request_drains_its_decodes_and_releases_all(
             await task
         assert renderer.runner._chunks is not None and len(renderer.runner._chunks) == 0
         assert nothing_is_held(renderer)
+
+
+async def test_a_video_that_takes_too_long_fails_for_those_who_wait(
+    open_kimi: OpenKimi, decodes: Decodes
+) -> None:
+    async with open_kimi(media_decode_timeout=0.2) as renderer:
+        decodes.gate.clear()
+        part = clip()
+        with pytest.raises(TimeLimitError, match=r"longer than the 0\.2 s") as caught:
+            await render(renderer, part)
+        assert (caught.value.modality, caught.value.index) == ("video", 0)
+        chunks = renderer.runner._chunks
+        assert chunks is not None and len(chunks) == 0
+        await wait_until(lambda: nothing_is_held(renderer))
+        assert decodes.count == 1
+        decodes.gate.set()  # nobody waits for it any more
+        chunks._time_limit_s = renderer._flights.time_limit_s = 60.0
+        assert len(hashes(await render(renderer, part))) > 0
+        assert decodes.count == 2
 
 
 async def test_a_decode_that_cannot_be_submitted_fails_after_the_others_have_ended(

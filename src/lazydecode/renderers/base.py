@@ -121,7 +121,9 @@ class BaseRenderer:
         )
         chunks: ChunkResolver | None = None
         if frontend.mm_processor is not None and frontend.mm_processor.splitter is not None:
-            chunks = ChunkResolver(frontend.mm_processor, executor)
+            chunks = ChunkResolver(
+                frontend.mm_processor, executor, time_limit_s=settings.media_decode_timeout
+            )
         self.identities = ItemIdentities(
             frontend.info,
             conflict=settings.uuid_conflict,

@@ -10,7 +10,7 @@ from typing import Final
 from lazydecode.errors import LazyDecodeError
 from lazydecode.processing.state import MultiModalApplyState
 
-_EXPIRE_PERIOD_S: Final = 0.5
+EXPIRE_PERIOD_S: Final = 0.5
 """How often those who wait look whether it has been too long."""
 
 
@@ -51,7 +51,7 @@ class Cancellation:
         self._waiting = waiting = asyncio.ensure_future(state.wait_items_async())
         try:
             while not waiting.done():
-                await asyncio.wait((waiting,), timeout=_EXPIRE_PERIOD_S)
+                await asyncio.wait((waiting,), timeout=EXPIRE_PERIOD_S)
                 state.expire_flights()
             if not self._event.is_set():
                 waiting.result()

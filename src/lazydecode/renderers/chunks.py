@@ -9,6 +9,8 @@ and decode nothing unless one of them was evicted.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
@@ -28,8 +30,10 @@ from lazydecode.parse import (
     ProcessorBatchItems,
     VisionChunkProcessorItems,
 )
+from lazydecode.processing.failures import time_limit_error
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.timing import ObservedExecutor, TimingContext
+from lazydecode.renderers.cancellation import EXPIRE_PERIOD_S
 from lazydecode.renderers.media import EncodedItem
 
 MAX_LAYOUTS: Final = 1 << 16
@@ -43,6 +47,18 @@ class _OpenVideo:
     ref: MediaRef[Any]
     decode: Future[Any] | None = None
     num_users: int = 0
+    started_at: float | None = None
+    """When a thread began to decode it."""
+
+    def run(self) -> Any:
+        """Decode it; on a thread."""
+        self.started_at = time.perf_counter()
+        return self.ref.decode()
+
+    def takes_longer_than(self, limit_s: float) -> bool:
+        """Whether a thread has decoded it for so long."""
+        started_at = self.started_at
+        return started_at is not None and time.perf_counter() - started_at > limit_s
 
 
 @dataclass(slots=True)
@@ -86,11 +102,20 @@ class ChunkResolver:
     Args:
         processor: The model's; it says where videos are cut.
         executor: Runs decodes.
+        time_limit_s: How long a thread may take to decode a video before it has failed for those
+            who wait. It goes on all the same.
     """
 
-    def __init__(self, processor: GenericMultiModalProcessor, executor: Executor) -> None:
+    def __init__(
+        self,
+        processor: GenericMultiModalProcessor,
+        executor: Executor,
+        *,
+        time_limit_s: float = math.inf,
+    ) -> None:
         self._processor = processor
         self._executor = executor
+        self._time_limit_s = time_limit_s
         self._counts: LRUCache[int] = LRUCache(MAX_LAYOUTS)
         self._open: dict[bytes, _OpenVideo] = {}
         self.transform = MediaTransform(
@@ -208,21 +233,35 @@ class ChunkResolver:
     async def _decode_unknown(
         self, videos: Mapping[int, _OpenVideo], inputs: ProcessorInputs, timing: TimingContext
     ) -> None:
-        """Return when every video whose chunks are not known was decoded, well or not."""
-        waiting: list[Future[Any]] = []
+        """Return when every video whose chunks are not known was decoded, well or not, or has
+        taken too long."""
+        waiting: list[_OpenVideo] = []
         try:
             for index, video in videos.items():
                 mm_hash = self._hash_at(inputs, "video", index)
                 if video.decode is None and self._counts.get(mm_hash) is None:
                     executor = ObservedExecutor(self._executor, timing, "video", index)
-                    video.decode = executor.submit(video.ref.decode)
+                    video.decode = executor.submit(video.run)
                 if video.decode is not None and not video.decode.done():
-                    waiting.append(video.decode)
+                    waiting.append(video)
         finally:
             # Also when one could not be submitted: the others use their payloads.
             if waiting:
-                jobs = [asyncio.wrap_future(future) for future in waiting]
-                await await_with_cancellation_drain(asyncio.gather(*jobs, return_exceptions=True))
+                await await_with_cancellation_drain(self._wait_for(waiting))
+
+    async def _wait_for(self, videos: Sequence[_OpenVideo]) -> None:
+        jobs = {
+            asyncio.wrap_future(video.decode): video for video in videos if video.decode is not None
+        }
+        pending = set(jobs)
+        while pending:
+            await asyncio.wait(pending, timeout=EXPIRE_PERIOD_S)
+            late = {job for job in pending if jobs[job].takes_longer_than(self._time_limit_s)}
+            pending = {job for job in pending if not job.done()} - late
+        for job in jobs:
+            # Not the shared decode: only our view of it, whose outcome nobody reads.
+            if not job.cancel():
+                job.exception()
 
     def _add_video(
         self,
@@ -245,7 +284,11 @@ class ChunkResolver:
             for name in _names(mm_hash, count):
                 chunks.add(None, origin, name)
             return
-        failure = None if video.decode is None else video.decode.exception()
+        failure: BaseException | None = None
+        if video.decode is not None and not video.decode.done():
+            failure = time_limit_error(self._time_limit_s)
+        elif video.decode is not None:
+            failure = video.decode.exception()
         if failure is not None:
             chunks.add(_failed(video.ref, failure), origin, mm_hash)
             return
