@@ -18,12 +18,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache, Bindings
 from lazydecode.cache.base import GIB
 from lazydecode.config import Settings
+from lazydecode.errors import PluginBrokenError, PluginFailedError
 from lazydecode.media.base import MediaIO
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
@@ -366,8 +367,12 @@ class BaseRenderer:
         """End all threads and connections; requests must have ended."""
         if self._runner is not None:
             await self._runner.drain()
-        await self._connector.close()
-        await asyncio.to_thread(self._shutdown)
+        try:
+            # A plug-in's failure was logged, and is nobody's error any more.
+            with suppress(PluginFailedError), self._connector.contained():
+                await self._connector.close()
+        finally:
+            await asyncio.to_thread(self._shutdown)
 
     def _shutdown(self) -> None:
         self.warm_up.join()
@@ -375,5 +380,8 @@ class BaseRenderer:
         self._processing.shutdown()
         self.prompts.shutdown()
         self._mm_executor.shutdown()
-        self.caches.close()
-        self.executor.shutdown()
+        try:
+            with suppress(PluginBrokenError):
+                self.caches.close()
+        finally:
+            self.executor.shutdown()

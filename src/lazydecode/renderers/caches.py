@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -92,10 +92,11 @@ class FrontendCaches:
 
     def close(self) -> None:
         """Let go of what the caches hold; return when what is to be stored is stored."""
-        for cache in self:
-            cache.close()
-        if self.stored is not None:
-            self.stored.close()
+        with ExitStack() as stack:
+            if self.stored is not None:
+                stack.callback(self.stored.close)
+            for cache in self:
+                stack.callback(cache.close)
 
     def __iter__(self) -> Iterator[BaseMultiModalProcessorCache]:
         return (cache for cache in (self.render, self.sender) if cache is not None)
