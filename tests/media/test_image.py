@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pillow_heif
 import pybase64
 import pytest
 from PIL import AvifImagePlugin, Image, ImageFile, ImageOps, JpegImagePlugin
@@ -740,6 +741,23 @@ def test_one_avif_picture_is_decoded_by_one_thread(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(AvifImagePlugin, "DEFAULT_MAX_THREADS", 4)  # what an application wants
     assert decode(data).tobytes() == alone
     assert threads[-1] == 4
+
+
+def test_one_heic_picture_is_decoded_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """libheif's own default, as pillow-heif sets it, is four for each picture."""
+    threads: list[int] = []
+    library = pillow_heif.heif._pillow_heif
+    load = library.load_file
+
+    def counted(data: bytes, max_threads: int, *options: object) -> object:
+        threads.append(max_threads)
+        return load(data, max_threads, *options)
+
+    data = make_image("HEIF", image=noise((640, 480)))
+    monkeypatch.setattr(library, "load_file", counted)
+    monkeypatch.setattr(pillow_heif.options, "DECODE_THREADS", 4)
+    decode(data)
+    assert threads and set(threads) == {1}
 
 
 # -- JPEGs at a part of their size

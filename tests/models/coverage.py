@@ -19,7 +19,13 @@ from lazydecode.models.registry import has_record
 from tests.models.coverage_compare import equal, process
 from tests.models.coverage_either_or import check_either_or
 from tests.models.coverage_items import conversations, is_either_or, items_of, text_part
-from tests.models.coverage_paths import check_headers, check_orders, check_phases, check_threads
+from tests.models.coverage_paths import (
+    check_headers,
+    check_odd,
+    check_orders,
+    check_phases,
+    check_threads,
+)
 from tests.models.reference import Reference
 
 WRONG_BATCHES = {"SmolVLMProcessor"}
@@ -120,6 +126,7 @@ def check_family(family: str, folder: str, *, thorough: bool = True) -> FamilyRe
     check_threads(report, frontend, reference.rate)
     for modality in frontend.modalities:
         check_headers(report, frontend, modality, reference.rate, thorough=thorough)
+        check_odd(report, frontend, modality, reference.rate, thorough=thorough)
     return report
 
 

@@ -20,6 +20,9 @@ IMAGE_SIZES = (
 VIDEO_SHAPES = (
     (4, 112, 112), (8, 168, 112), (5, 112, 224), (16, 224, 168), (2, 336, 252), (12, 448, 252),
 )  # fmt: skip
+ODD_SIZES = ((1, 1), (2, 1), (700, 1), (1, 700), (900, 3), (3, 2))
+ODD_SHAPES = ((1, 1, 1), (2, 300, 1), (4, 300, 3), (2, 3, 300), (1, 64, 2))
+ODD_SAMPLES = (1, 20, 160)
 AUDIO_SECONDS = (0.2, 0.5, 1.0, 3.3, 10.0, 29.99, 31.0, 65.0)
 
 Conversation = tuple[str, list[dict[str, Any]], dict[str, list[Any]]]
@@ -108,6 +111,20 @@ def sized(modality: str, rate: int, *, family: str, thorough: bool) -> Iterator[
     else:
         some = [*chance.sample(AUDIO_SECONDS[:4], 2), chance.choice(AUDIO_SECONDS[4:])]
         yield from (sound(seconds, rate) for seconds in (AUDIO_SECONDS if thorough else some))
+
+
+def odd(modality: str, rate: int, *, family: str, thorough: bool) -> Iterator[Any]:
+    """Yield items that are tiny or all length, or one or two that the family's name chooses."""
+    chance = random.Random(f"odd {family} {modality}")
+    if modality == "image":
+        sizes = ODD_SIZES if thorough else chance.sample(ODD_SIZES, 2)
+        yield from (picture(*size) for size in sizes)
+    elif modality == "video":
+        shapes = ODD_SHAPES if thorough else [chance.choice(ODD_SHAPES)]
+        yield from (clip(*shape) for shape in shapes)
+    else:
+        counts = ODD_SAMPLES if thorough else [chance.choice(ODD_SAMPLES)]
+        yield from (sound((count + 0.5) / rate, rate) for count in counts)
 
 
 def encoded(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.errors import InvalidRequestError
 from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.item import shape_of
 from tests.models.coverage_compare import equal, inputs_for, process, same_result
-from tests.models.coverage_items import encoded, items_of, message_of, sized
+from tests.models.coverage_items import encoded, items_of, message_of, odd, sized
 
 if TYPE_CHECKING:
     from tests.models.coverage import FamilyReport
@@ -126,3 +127,25 @@ def check_headers(
             line.headers_exact += 1
         else:
             report.problems.append(f"{modality} {shape_of(modality, item)}: header-only differs")
+
+
+def check_odd(
+    report: FamilyReport, frontend: ModelFrontend, modality: str, rate: int, *, thorough: bool
+) -> None:
+    """An odd item is processed or refused in our words, and the same from its header."""
+    assert frontend.mm_processor is not None
+    family = frontend.mm_processor.family
+    for item in odd(modality, rate, family=report.family, thorough=thorough):
+        shape = shape_of(modality, item)
+        ways: list[tuple[Callable[..., Any], Any]] = [(family.process, item)]
+        if report.modalities[modality].header_way != "content":
+            ways.append((family.sketch, shape))
+        texts = []
+        for way, of in ways:
+            try:
+                text = way(modality, of).text
+                texts.append((text.replacement, text.token_ids))
+            except InvalidRequestError:
+                texts.append(None)
+        if any(text != texts[0] for text in texts):
+            report.problems.append(f"{modality} {shape[:3]}: header-only differs: {texts}")

@@ -159,3 +159,19 @@ def test_bits_do_not_depend_on_how_many_threads_torch_has(
     for name, element in one.items():
         assert torch.equal(element.data, four[name].data), name
         assert torch.equal(element.data, beside[name].data), name
+
+
+@pytest.mark.parametrize("height", [1, 3])
+def test_the_height_of_a_low_video_is_not_taken_for_its_channels(
+    frontend: LoadFrontend, height: int
+) -> None:
+    """transformers guesses where the channels are, and looks at the rows first."""
+    mm_processor = frontend("qwen2_vl").mm_processor
+    assert mm_processor is not None
+    for item in (clip(2, 150, height), clip(2, height, 150)):
+        processed = mm_processor.family.process("video", item)
+        sketch = mm_processor.family.sketch("video", shape_of("video", item))
+        assert sketch is not None
+        grid = processed.kwargs["video_grid_thw"].data
+        assert torch.equal(grid, sketch.metadata["video_grid_thw"].data)
+        assert (grid[1] < grid[2]) == (item[0].shape[1] < item[0].shape[2])

@@ -127,11 +127,11 @@ def normalize_text(url: DataURL) -> bytes:
 def _decode_unusual_base64(text: bytes) -> bytes:
     if b"-" in text or b"_" in text:
         if b"+" in text or b"/" in text:
-            raise CorruptMediaError("The data URL mixes two base64 alphabets.")
+            raise CorruptMediaError("The data mixes two base64 alphabets.")
         text = text.translate(_TO_STANDARD)
         if b"=" not in text:
             text += b"=" * (-len(text) % 4)
     try:
         return pybase64.b64decode(text, validate=True)
     except ValueError as exc:
-        raise CorruptMediaError("The data URL's data is not valid base64.") from exc
+        raise CorruptMediaError("The data is not valid base64.") from exc

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+import torch
 from PIL import Image
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
@@ -90,10 +92,7 @@ class ItemProcessor:
         Raises:
             InvalidRequestError: If the processor refuses the item.
         """
-        given = item
-        if self._takes_planes and isinstance(item, Image.Image) and item.mode == "RGB":
-            given = planes_of(item)
-        output = self._run_item(modality, given, options, substitutes)
+        output = self._run_item(modality, self._in_order(modality, item), options, substitutes)
         return self.result(modality, item, output)
 
     def sketch(
@@ -105,8 +104,20 @@ class ItemProcessor:
         substitutes: Mapping[str, Any] | None = None,
     ) -> ProcessedItem:
         """As `process`, for an item without content: only the small tensors are kept."""
-        output = self._run_item(modality, item, options, substitutes)
+        output = self._run_item(modality, self._in_order(modality, item), options, substitutes)
         return self.result(modality, item, output, only_small=True)
+
+    def _in_order(self, modality: str, item: Any) -> Any:
+        """Return the item with its channels first, where that is cheaper or there is a doubt."""
+        if modality == "image":
+            if self._takes_planes and isinstance(item, Image.Image) and item.mode == "RGB":
+                return planes_of(item)
+        elif modality == "video" and isinstance(item, tuple):
+            frames, metadata = item
+            if _is_ambiguous(frames):
+                first = np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
+                return torch.from_numpy(first), metadata
+        return item
 
     def result(
         self, modality: str, item: Any, output: ProcessorOutput, *, only_small: bool = False
@@ -210,6 +221,14 @@ def _refusals() -> Iterator[None]:
     except Exception as exc:
         logger.debug("the model's processor refuses an item", exc_info=True)
         raise InvalidRequestError(f"the model's processor refuses it: {describe(exc)}") from exc
+
+
+def _is_ambiguous(frames: Any) -> bool:
+    """Whether transformers takes the height of these frames for their channels.
+
+    It guesses where the channels are: of shape (frames, 3, width, 3) it believes the first.
+    """
+    return isinstance(frames, np.ndarray) and frames.ndim == 4 and frames.shape[1] in (1, 3)
 
 
 def _shape_read(video: RawVideo, output: ProcessorOutput) -> tuple[Any, ...]:
