@@ -291,6 +291,20 @@ def test_an_error_is_the_items_and_the_worker_stays(make: Make) -> None:
     assert len(workers.threads) == 1
 
 
+def test_an_answer_that_was_not_read_to_its_end_is_not_the_next_ones(make: Make) -> None:
+    slot, workers = make(good, good)
+
+    def fail(_: float) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        slot.run(JOB, b"", fail)
+    decoded: list[float] = []
+    assert same(slot.run(JOB, b"x" * 5, decoded.append)[0], OUTPUT)
+    assert decoded == [5]
+    assert len(workers.threads) == 2
+
+
 def test_what_is_refused_or_cannot_be_sent_is_for_this_process(make: Make) -> None:
     slot, workers = make(refuses)
     with pytest.raises(RefusedError, match="another parser"):

@@ -91,7 +91,12 @@ class ServerContext:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the engine, and close everything at the end, whatever happened."""
-        try:
+        async with contextlib.AsyncExitStack() as parts:
+            # The last one first: what the renderer still runs may need both of the others.
+            parts.push_async_callback(self.engine.close)
+            if self.workers is not None:
+                parts.push_async_callback(asyncio.to_thread, self.workers.close)
+            parts.push_async_callback(self.renderer.close)
             self.engine.on_restart(lambda: self.renderer.forget_engine(self.engine.clear_cache))
             await self.engine.start()
             if self.member is not None:
@@ -116,9 +121,3 @@ class ServerContext:
             finally:
                 watch.cancel()
                 await asyncio.wait((watch,))
-        finally:
-            # The renderer first: what it still runs may submit to the engine.
-            await self.renderer.close()
-            if self.workers is not None:
-                await asyncio.to_thread(self.workers.close)
-            await self.engine.close()

@@ -21,7 +21,7 @@ from lazydecode.engine.arena import ArenaView, Notices, SharedArena
 from lazydecode.engine.channel import Blob, ChannelClosedError, TensorChannel
 from lazydecode.engine.child import Child
 from lazydecode.engine.messages import error_of_form
-from lazydecode.errors import WorkerDiedError
+from lazydecode.errors import LazyDecodeError, WorkerDiedError
 from lazydecode.limits import MIB
 from lazydecode.processing.failures import time_limit_error
 from lazydecode.processing.outputs import ItemOutput
@@ -222,6 +222,13 @@ class _Slot:
                              self._worker.pid, job.modality)  # fmt: skip
                 self.end()
                 raise time_limit_error(self._time_limit_s) from None
+            except (LazyDecodeError, RefusedError):
+                raise
+            except BaseException:
+                # Wide: whatever the worker still says to this job would be taken for its answer
+                # to the next one.
+                self.end()
+                raise
         if not begun:
             raise RefusedError("there is no worker")
         raise WorkerDiedError("the process that works on it died")
