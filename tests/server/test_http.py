@@ -145,7 +145,10 @@ def test_unknown_routes_and_methods_are_errors_of_the_same_form(
 ) -> None:
     response = httpx.request(method, f"{render_server.url}{path}")
     assert response.status_code == status
-    assert response.json()["error"]["code"] == status
+    error = response.json()["error"]
+    assert error["code"] == status
+    assert error.keys() == render_server.render(b"{").json()["error"].keys()
+    assert error["request_id"] == response.headers["x-request-id"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff" * 40, b"null"])

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from lazydecode.server.context import ServerContext
 from lazydecode.server.endpoint import Endpoint, Handler
+from lazydecode.server.exchange import choose_request_id
 from lazydecode.server.routes import chat, render, system, timeline, tokenize, transcriptions
 
 
@@ -87,5 +88,15 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     headers = exc.headers if isinstance(exc, HTTPException) else None
     message = f"{request.method} is not allowed here" if status == 405 else "no such route"
     kind = "NotFoundError" if status == 404 else "BadRequestError"
-    error = {"message": message, "type": kind, "param": None, "code": status}
-    return JSONResponse({"error": error}, status, headers=dict(headers or {}))
+    request_id = choose_request_id(request.headers.get("x-request-id", ""))
+    error = {
+        "message": message,
+        "type": kind,
+        "param": None,
+        "code": status,
+        "request_id": request_id,
+        "retryable": False,
+    }
+    return JSONResponse(
+        {"error": error}, status, headers={**(headers or {}), "x-request-id": request_id}
+    )

@@ -29,6 +29,11 @@ _BATCH_BYTES: Final = 1024 * 1024
 """Slices that are made by one job of a thread."""
 
 
+def choose_request_id(given: str) -> str:
+    """Return the client's id if it is a plain word (logs and headers show it), or a new one."""
+    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+
+
 class Exchange:
     """One request with its answer, for handlers; at most one answer is begun."""
 
@@ -37,7 +42,9 @@ class Exchange:
         self.receive = receive
         self._send = send
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
-        self.request_id = self._choose_id()
+        self.request_id = choose_request_id(
+            self.headers.get(b"x-request-id", b"").decode("latin-1")
+        )
         self.timeline = Timeline()
         self.started = time.perf_counter()
         self.status: int | None = None
@@ -57,11 +64,6 @@ class Exchange:
         """Run what waits for the end of the answer, unless it ran."""
         while self._on_complete:
             self._on_complete.pop(0)()
-
-    def _choose_id(self) -> str:
-        """Take the client's id if it is a plain word; it ends up in logs and headers."""
-        given = self.headers.get(b"x-request-id", b"").decode("latin-1")
-        return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
     def header(self, name: str) -> str | None:
         """Value of a request header."""
