@@ -8,8 +8,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from PIL import Image
 
+from lazydecode.errors import CorruptMediaError
+from lazydecode.media.base import MediaRef
+from lazydecode.media.image import ImageMediaIO
 from lazydecode.processing.flights import ItemFlights
+from lazydecode.processing.inputs import ProcessorInputs
 from tests.processing.helpers import (
     CountingImageIO,
     ItemwisePixelProcessor,
@@ -75,6 +80,44 @@ async def test_the_ordered_worker_serves_others_while_a_request_waits(
     finally:
         io.gate.set()
     assert (await slow)["mm_kwargs"]["image"][0] is not None
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_who_waits_for_one_item_decodes_it(is_cached: bool) -> None:
+    """Several go to the media threads, and so does one between whose phases others' may come."""
+    threads: list[str] = []
+
+    def ref(data: bytes) -> MediaRef[Image.Image]:
+        encoded = ImageMediaIO().load_bytes_ref(data)
+
+        def decode() -> Image.Image:
+            threads.append(threading.current_thread().name.rpartition("_")[0])
+            return encoded.decode()
+
+        return MediaRef(decode, data, encoded.spec, key=encoded.key)
+
+    with ThreadPoolExecutor(2, "media") as media:
+        processor = PixelProcessor(media_executor=media)
+
+        def inputs(*payloads: bytes) -> ProcessorInputs:
+            cache = only_cache() if is_cached else None
+            return make_inputs(processor, [ref(data) for data in payloads], cache=cache)
+
+        alone = processor.apply(inputs(jpeg(1)))
+        assert threads.pop() == ""
+        processor.apply(inputs(jpeg(1), jpeg(2)))
+        assert [threads.pop(), threads.pop()] == ["media"] * 2
+        with processor.apply_phase1(inputs(jpeg(1))) as state:
+            state.wait_items()
+            in_phases = processor.apply_phase2(state)
+        assert threads.pop() == "media"
+        with pytest.raises(CorruptMediaError) as raised:
+            processor.apply(inputs(jpeg(1)[:300]))
+        assert (raised.value.modality, raised.value.index) == ("image", 0)
+        assert threads.pop() == ""
+    assert not threads
+    one, other = (tensors_of(prompt["mm_kwargs"]["image"][0]) for prompt in (alone, in_phases))
+    assert one == other
 
 
 async def test_the_items_of_a_request_are_decoded_at_the_same_time(

@@ -15,9 +15,10 @@ from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.inputs import MultiModalInput
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaRef
-from lazydecode.media.decode import MediaDecodeJob, collect_media_decodes, submit_media_decodes
-from lazydecode.parse import MultiModalDataItems, ProcessorBatchItems
+from lazydecode.media.decode import MediaDecodeJob, collect_media_decodes
+from lazydecode.parse import MultiModalDataItems
 from lazydecode.processing.context import BaseProcessingInfo
+from lazydecode.processing.decoding import submit_ref_decodes
 from lazydecode.processing.failures import decode_error
 from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
@@ -42,7 +43,7 @@ from lazydecode.processing.remote import item_job
 from lazydecode.processing.running import process_items
 from lazydecode.processing.state import MultiModalApplyState
 from lazydecode.processing.steps import ProcessingSteps
-from lazydecode.processing.timing import ObservedExecutor, TimingContext
+from lazydecode.processing.timing import TimingContext
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +216,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
     def _run_phases(
         self, inputs: ProcessorInputs, timing_ctx: TimingContext, *, use_cache: bool
     ) -> ProcessedRequest:
-        state = self._apply_hf_processor_phase1(inputs, timing_ctx, use_cache=use_cache)
+        state = self._apply_hf_processor_phase1(inputs, timing_ctx, use_cache=use_cache, waits=True)
         with state:
             state.wait_items()
             return self._apply_hf_processor_phase2(state)
@@ -223,18 +224,25 @@ class BaseMultiModalProcessor(ProcessingSteps):
     # -- phase 1
 
     def _apply_hf_processor_phase1(
-        self, inputs: ProcessorInputs, timing_ctx: TimingContext, *, use_cache: bool
+        self,
+        inputs: ProcessorInputs,
+        timing_ctx: TimingContext,
+        *,
+        use_cache: bool,
+        waits: bool = False,
     ) -> MultiModalApplyState:
         begin = self._begin_cached if use_cache else self._begin_uncached
-        return self._begin(inputs, timing_ctx, begin)
+        return self._begin(inputs, timing_ctx, begin, waits=waits)
 
     def _begin(
         self,
         inputs: ProcessorInputs,
         timing_ctx: TimingContext,
         begin: Callable[[MultiModalApplyState], None],
+        *,
+        waits: bool = False,
     ) -> MultiModalApplyState:
-        state = MultiModalApplyState(inputs.fork_media_refs(), timing_ctx, None, [])
+        state = MultiModalApplyState(inputs.fork_media_refs(), timing_ctx, None, [], waits=waits)
         state.warm_outputs = self.warm_outputs
         try:
             begin(state)
@@ -245,7 +253,11 @@ class BaseMultiModalProcessor(ProcessingSteps):
 
     def _begin_uncached(self, state: MultiModalApplyState) -> None:
         require_all_data(state.inputs.mm_data_items)
-        self._submit_ref_decodes(state.inputs.mm_data_items, state.decodes, state.timing_ctx)
+        self._submit(state, state.inputs.mm_data_items)
+
+    def _submit(self, state: MultiModalApplyState, items: MultiModalDataItems) -> None:
+        executor, timing_ctx = self._decode_executor, state.timing_ctx
+        submit_ref_decodes(items, executor, state.decodes, timing_ctx, waits=state.waits)
 
     def _begin_alone(self, state: MultiModalApplyState) -> None:
         """Without a cache, and off the ordered worker all the same: flights for this request."""
@@ -269,7 +281,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
                 state.salvage = self._salvage
                 state.salvage_executor = self._decode_executor
                 items = select_positions(state.inputs.mm_data_items, missing)
-                self._submit_ref_decodes(items, state.decodes, timing_ctx)
+                self._submit(state, items)
 
     def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
         """Return modality -> the identity of each item."""
@@ -318,21 +330,6 @@ class BaseMultiModalProcessor(ProcessingSteps):
         known: Mapping[str, ItemOutput] | None = None,
     ) -> tuple[Flags, MultiModalDataItems]:
         return find_missing(cache, mm_data_items, mm_hashes, known or {})
-
-    def _submit_ref_decodes(
-        self, items: MultiModalDataItems, decodes: list[MediaDecodeJob], timing_ctx: TimingContext
-    ) -> None:
-        """Submit the decode of every reference, under its position in the request."""
-        for group in items.values():
-            if not isinstance(group, ProcessorBatchItems):
-                continue
-            for position, item in enumerate(group.get_all_raw()):
-                if isinstance(item, MediaRef):
-                    origin, index = group.get_client_position(position)
-                    executor = self._decode_executor
-                    if timing_ctx.observer is not None:
-                        executor = ObservedExecutor(executor, timing_ctx, origin, index)
-                    submit_media_decodes([(origin, index, item)], executor, decodes)
 
     def _join_flights(
         self, state: MultiModalApplyState, missing: Positions, flights: ItemFlights
@@ -408,7 +405,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
         """Decode now what phase 1 did not: mostly hits that were evicted in between."""
         timing_ctx = timing_ctx or TimingContext(False)
         num_before = len(decodes)
-        self._submit_ref_decodes(items, decodes, timing_ctx)
+        submit_ref_decodes(items, self._decode_executor, decodes, timing_ctx, waits=True)
         late = decodes[num_before:]
         if late:
             with timing_ctx.record("decode_mm_items"):

@@ -35,6 +35,7 @@ class MultiModalApplyState:
         timing_ctx: Where times are noted.
         mm_hashes: Modality -> identities; None if the request goes without the cache.
         decodes: Submitted decodes; later ones are appended.
+        waits: Whether the thread that submits decodes also waits for them.
     """
 
     def __init__(
@@ -43,8 +44,11 @@ class MultiModalApplyState:
         timing_ctx: TimingContext,
         mm_hashes: dict[str, list[str]] | None,
         decodes: list[MediaDecodeJob],
+        *,
+        waits: bool = False,
     ) -> None:
         self.inputs = inputs
+        self.waits = waits
         self.timing_ctx = timing_ctx
         self.mm_hashes = mm_hashes
         self.decodes = decodes
