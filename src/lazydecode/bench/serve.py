@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import statistics
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any, Final
 
 import pybase64
 
+from lazydecode.bench.lean_client import measure_rate
 from lazydecode.bench.load import HealthPoll, LoadResult, run_load
 from lazydecode.bench.measure import measure
 from lazydecode.bench.record import machine, new_record
@@ -223,19 +226,22 @@ def _scaling(
     found: dict[str, Any] = {"cores": len(cores)}
     for side, server in servers.items():
         rates: dict[int, list[float]] = {1: [], len(cores): []}
+        client_ms: list[float] = []
         for turn in range(3):
             for count in rates:
                 progress(f"scaling, {side}: {count} core(s)")
-                batch = scenario.build(max(2, options.requests // 2), 5000 + 10 * turn + count)
+                batch = scenario.build(max(2, options.requests), 5000 + 10 * turn + count)
                 server.set_cores(cores[:count])
                 url = server.url + scenario.route
-                result = asyncio.run(run_load(url, batch.bodies, 8, headers=options.headers))
-                if result.seconds:
-                    rates[count].append(len(result.latencies) / result.seconds)
+                client = time.process_time()
+                load = measure_rate(url, batch.bodies, 8, headers=options.headers)
+                rates[count].append(asyncio.run(load))
+                client_ms.append((time.process_time() - client) * 1e3 / len(batch.bodies))
         server.set_cores(cores)
         best = {count: max(values, default=0.0) for count, values in rates.items()}
         found[side] = {
             "requests_per_s": {str(count): rate for count, rate in best.items()},
             "speedup": best[len(cores)] / best[1] if best[1] else None,
+            "client_cpu_ms": statistics.median(client_ms),
         }
     return found

@@ -235,12 +235,13 @@ def _serve(record: dict[str, Any]) -> Iterator[Grid]:
     if scaling:
         yield Grid(
             "Unseen images, requests per second by cores of the server",
-            ("side", "1 core", f"{scaling['cores']} cores", "speedup"),
+            ("side", "1 core", f"{scaling['cores']} cores", "speedup", "client's CPU ms each"),
             [
                 (
                     side,
                     *(f"{rate:.1f}" for rate in found["requests_per_s"].values()),
                     times(found["speedup"]),
+                    ms(found.get("client_cpu_ms")),
                 )
                 for side, found in scaling.items()
                 if side != "cores"
