@@ -37,6 +37,10 @@ def raises(exc: BaseException) -> Any:
     raise exc
 
 
+NARROW = 67
+"""A width that no other picture has."""
+
+
 # -- video backends
 
 
@@ -226,6 +230,36 @@ def test_a_cache_that_fails_fails_the_request_and_keeps_nothing_of_it(
     answer = fragile_server.render(body).json()
     assert fragile_server.render(body).json()["features"] == answer["features"]
     assert len(cache) == len(before) + 1
+
+
+# -- classes of the model's folder
+
+
+@pytest.mark.parametrize("exc", [KeyError(SECRET), SystemExit(3)], ids=["key", "exit"])
+def test_a_models_class_that_fails_fails_the_item(
+    fragile_server: Server,
+    exc: BaseException,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    image_class: Any = type(fragile_server.context.frontend.processor.image_processor)
+    process = image_class.preprocess
+
+    def fails_on_narrow(self: Any, images: Any, *args: Any, **options: Any) -> Any:
+        if NARROW in {side for each in images for side in getattr(each, "shape", each.size)}:
+            raise exc
+        return process(self, images, *args, **options)
+
+    monkeypatch.setattr(image_class, "preprocess", fails_on_narrow)
+    good = image(data_url(make_jpeg() + os.urandom(8)))
+    narrow = image(data_url(make_jpeg((NARROW, 120)) + os.urandom(8)))
+    response = fragile_server.render(request(good, narrow, text()))
+    error = response.json()["error"]
+    assert (response.status_code, error["modality"], error["index"]) == (400, "image", 1)
+    assert "0x7f0012345678" not in response.text and "secret" not in response.text
+    assert f"processor fails on an item: {type(exc).__name__}" in caplog.text
+    assert fragile_server.render(request(good, text())).status_code == 200
+    assert_nothing_held(fragile_server)
 
 
 def assert_nothing_held(server: Server) -> None:

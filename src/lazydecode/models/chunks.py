@@ -18,6 +18,7 @@ import torch
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import PlaceholderRange
+from lazydecode.media.faults import describe
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.item import ItemProcessor
 from lazydecode.models.joining import join_items
@@ -109,7 +110,8 @@ class VideoSplitter:
         except Exception as exc:
             # Hugging Face code over the request's options.
             raise InvalidRequestError(
-                f"the model's processor refuses it: {exc}", parameter="mm_processor_kwargs"
+                f"the model's processor refuses it: {describe(exc)}",
+                parameter="mm_processor_kwargs",
             ) from exc
         return [int(index) for index in indices]
 

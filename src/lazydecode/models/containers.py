@@ -15,6 +15,7 @@ import numpy as np
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError, UnprocessableMediaError
 from lazydecode.limits import DecodeLimits
+from lazydecode.media.faults import describe
 from lazydecode.media.headers import VideoHeader
 from lazydecode.media.raw_video import RawVideo
 from lazydecode.media.video import VIDEO_LOADER_REGISTRY, backend_fingerprint
@@ -177,7 +178,7 @@ def _choose(sample_frames: Callable[..., Any], metadata: Any, options: Mapping[s
     except Exception as exc:
         # Hugging Face code over the request's options.
         raise InvalidRequestError(
-            f"the model's processor refuses it: {exc}", parameter="mm_processor_kwargs"
+            f"the model's processor refuses it: {describe(exc)}", parameter="mm_processor_kwargs"
         ) from exc
 
 

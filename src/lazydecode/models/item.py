@@ -218,7 +218,10 @@ def _refusals() -> Iterator[None]:
         yield
     except (LazyDecodeError, MemoryError, RecursionError):
         raise
-    except Exception as exc:
+    except (Exception, SystemExit) as exc:
+        # Wide: a model folder may bring its own class. `SystemExit` would end the server.
+        if not isinstance(exc, ValueError | TypeError):  # which refuse, and do not fail
+            logger.warning("the model's processor fails on an item: %s", type(exc).__name__)
         logger.debug("the model's processor refuses an item", exc_info=True)
         raise InvalidRequestError(f"the model's processor refuses it: {describe(exc)}") from exc
 

@@ -73,6 +73,8 @@ class FamilyRecord:
             values = getattr(self, name)
             if not isinstance(values, Mapping):
                 raise TypeError(f"{name} must be a mapping by modality")
+            values = dict(values)
+            object.__setattr__(self, name, values)
             if any(type(value) is not kind for value in values.values()):
                 raise TypeError(f"{name} must hold {kind.__name__} values")
         for name in ("whole_request", "raw_media"):

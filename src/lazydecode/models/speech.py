@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from lazydecode.errors import InvalidRequestError, ValidationError
+from lazydecode.media.faults import describe
 from lazydecode.models.marks import TextMarker
 from lazydecode.models.template import Chat
 
@@ -178,7 +179,7 @@ class ProcessorSpeech:
                 "recording", tokenize=False, **options
             )
         except (ValueError, TypeError, KeyError) as exc:
-            raise InvalidRequestError(f"the model's processor refuses it: {exc}") from exc
+            raise InvalidRequestError(f"the model's processor refuses it: {describe(exc)}") from exc
         text = prompts if isinstance(prompts, str) else prompts[0]
         return self._marker.seal(text)
 
