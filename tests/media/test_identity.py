@@ -97,6 +97,15 @@ def test_settings_are_a_snapshot_and_each_read_is_fresh() -> None:
     assert spec.settings == {"list": [1]}
 
 
+def test_extensions_that_are_equal_in_python_alone_stay_distinct() -> None:
+    spec = DecodeSpec({"a": 1})
+    values: list[Any] = [1, 1.0, True, 0, 0.0, -0.0, False, [1], [True], None, "1"]
+    for _ in range(2):  # made, then remembered
+        extended = [spec.extend(b=value) for value in values]
+        assert extended == [DecodeSpec({"a": 1, "b": value}) for value in values]
+        assert len(set(extended)) == len(values)
+
+
 def test_extend_merges_and_leaves_the_original() -> None:
     spec = DecodeSpec({"a": 1, "b": 2})
     assert spec.extend(b=3, c=4).settings == {"a": 1, "b": 3, "c": 4}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -84,6 +85,9 @@ class DecodeSpec:
 
     def extend(self, **settings: Any) -> DecodeSpec:
         """Return a new spec with `settings` merged over the current ones."""
+        items = tuple((name, type(value), value) for name, value in settings.items())
+        if all(kind in _PLAIN_KINDS or (kind is float and value) for _, kind, value in items):
+            return _extended(self, items)
         return DecodeSpec({**self.settings, **settings})
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -106,6 +110,16 @@ class DecodeSpec:
 
 EMPTY_SPEC: Final = DecodeSpec()
 """The spec of a decode that has no settings."""
+
+
+_PLAIN_KINDS: Final = frozenset({str, int, bool, type(None)})
+"""Types of which equal values are written alike; of floats 0.0 and -0.0 are not."""
+
+
+@functools.lru_cache(maxsize=1024)
+def _extended(spec: DecodeSpec, items: tuple[tuple[str, type, Any], ...]) -> DecodeSpec:
+    """Return a spec with (name, type, value) merged over it: every clip is resampled alike."""
+    return DecodeSpec({**spec.settings, **{name: value for name, _, value in items}})
 
 
 class PayloadDigest:
