@@ -15,6 +15,7 @@ from lazydecode.bench.load import run_load
 from lazydecode.bench.media import encode_clip, encode_picture
 from lazydecode.bench.record import new_record
 from lazydecode.bench.scenarios import RENDER, image_part, request_body, video_part
+from lazydecode.bench.serve import wait_for_processes
 from lazydecode.bench.server_process import MemoryWatch, free_port, own_command, started_server
 
 ENCODED_MB: Final = 256
@@ -66,6 +67,7 @@ def run_endurance(options: EnduranceOptions, progress: Progress = lambda _: None
         own_command(options.model, port, engine="none", flags=flags), port
     ) as server:
         url = server.url + RENDER
+        wait_for_processes(server)  # so that their own memory is no growth
         progress("warming up")
         asyncio.run(run_load(url, list(_mix(8, seed=1)), 4))
         progress(f"{options.requests} requests of {options.images} images at once: building")

@@ -125,8 +125,8 @@ def _servers(options: ServeOptions, progress: Progress) -> Iterator[dict[str, Se
             options.model, port, engine=options.engine, flags=options.server_flags
         )
         servers["ours"] = stack.enter_context(started_server(command, port))
-        if (machine()["cores"] or 1) > 1 and "--media-processes" not in options.server_flags:
-            servers["ours"].wait_for(PROCESSES, _PROCESSES_S)  # until then threads do their work
+        if "--media-processes" not in options.server_flags:
+            wait_for_processes(servers["ours"])  # until then threads do their work
         if options.with_eager:
             progress("starting the eager server")
             port = free_port()
@@ -134,6 +134,12 @@ def _servers(options: ServeOptions, progress: Progress) -> Iterator[dict[str, Se
                 started_server(eager_command(options.model, port), port)
             )
         yield servers
+
+
+def wait_for_processes(server: ServerUnderTest) -> None:
+    """Return when a server's processes for media are there, if this machine gets any."""
+    if (machine()["cores"] or 1) > 1:
+        server.wait_for(PROCESSES, _PROCESSES_S)
 
 
 def _run_scenario(
