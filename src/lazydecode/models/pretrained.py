@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lazydecode.config import Settings
+from lazydecode.later import Later
 from lazydecode.models.registry import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -38,13 +41,15 @@ def load_processor(model: str, settings: Settings) -> tuple[Any, Any]:
     Raises:
         ModelLoadError: If there is no tokenizer, or a part is code that may not run.
     """
+    import transformers
     from transformers import AutoProcessor, AutoTokenizer, PreTrainedTokenizerBase
 
     trust = settings.trust_remote_code
     problem: Exception | None = None
     processor: Any = None
     try:
-        processor = AutoProcessor.from_pretrained(model, trust_remote_code=trust)
+        with _later_attribute(transformers, "MistralCommonBackend"):
+            processor = AutoProcessor.from_pretrained(model, trust_remote_code=trust)
     except Exception as exc:
         problem = exc
     if isinstance(processor, PreTrainedTokenizerBase):
@@ -62,6 +67,32 @@ def load_processor(model: str, settings: Settings) -> tuple[Any, Any]:
             raise ModelLoadError(reason) from problem
         logger.warning("%s is served without media: %s", model, reason)
     return None, tokenizer
+
+
+@contextlib.contextmanager
+def _later_attribute(module: ModuleType, name: str) -> Iterator[None]:
+    """Give a lazy module's attribute inside without importing what it comes from.
+
+    Each processor asks whether its tokenizer is one of two classes. The second is Mistral's, whose
+    library takes half of the time in which a processor is loaded, and is not looked at where the
+    first one fits.
+    """
+    if name in vars(module):
+        yield
+        return
+
+    def fetch() -> Any:
+        if vars(module).get(name) is later:
+            delattr(module, name)
+        return getattr(module, name)
+
+    later = Later(fetch)
+    setattr(module, name, later)
+    try:
+        yield
+    finally:
+        if vars(module).get(name) is later:
+            delattr(module, name)
 
 
 def _is_untrusted(exc: Exception) -> bool:

@@ -1,8 +1,8 @@
 """What a server imports, in an order that leaves something to do for a second core.
 
 Imports hold the interpreter's lock from beginning to end, so they take one core however many
-there are. What the engine and the proof need comes first; both go on in copies of the process
-(see `run`) while this one imports the rest.
+there are. What all need comes first; engine and proof go on in copies of the process (see `run`)
+while this one imports the rest.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.util
 import os
-import sys
-from collections.abc import Callable, Iterator
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any, Final
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from lazydecode.server.deferring import defer_compiler, deferred
 
 _MODELS: Final = ("lazydecode.models.loading",)
 _SERVER: Final = ("uvloop", "lazydecode.server.serving", "lazydecode.server.supervisor")
@@ -25,14 +23,24 @@ _LAZY: Final = (
 )
 """Names that Transformers imports, with what they need, when they are first asked for."""
 _LAZY_ENGINE: Final = ("AutoModelForMultimodalLM", "AutoModelForCausalLM", "GenerationMixin")
+_DEFERRED: Final = (
+    # The code that models are made of, and with it torch's for many machines, for a check of
+    # processors that write sound, and for one of an option that names an activation.
+    ("transformers.modeling_utils", "PreTrainedAudioTokenizerBase"),
+    ("transformers.activations", "ACT2FN"),
+)
+"""(Module, name in it) that Transformers imports for what a front end does not do."""
+_DEFERRED_ENGINE: Final = (
+    # The assignment solver, and with it 320 modules of SciPy (0.9 of 9 s of a start), for a loss
+    # that is used in training.
+    ("scipy.optimize", "linear_sum_assignment"),
+    # Part of torch's compiler, for masks that are written as functions.
+    ("torch._dynamo._trace_wrapped_higher_order_op", "TransformGetItemToIndex"),
+)
 
 
-def preload_models(*, generates: bool) -> None:
-    """Import torch, Transformers and our models, on this thread; no other thread is started.
-
-    Args:
-        generates: Whether an engine process is going to be copied from this one.
-    """
+def preload_libraries() -> None:
+    """Import torch, torchvision and Transformers, on this thread; no other thread is started."""
     # Read by libgomp when torch loads it. Its threads spin at every barrier by default, which
     # takes the cores from decoders: see `engine.boot`.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -40,15 +48,29 @@ def preload_models(*, generates: bool) -> None:
     # allocator to keep (see `server.allocator`), as numpy asks for. A 4K picture takes a tenth
     # less of the processor's time.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    # Transformers imports the assignment solver, and with it 320 modules of SciPy (0.9 of 9 s
-    # of a start), for a loss that is used in training. Where there is no SciPy it does without.
-    with _kept(), deferred("scipy.optimize", "linear_sum_assignment"):
-        import transformers
+    with _kept(), contextlib.ExitStack() as stack:
+        defer_compiler()
+        for module, name in _DEFERRED:
+            stack.enter_context(deferred(module, name))
+        _import_lazy(_LAZY)
+        # For operators on the meta device, which is how models are proven, and for the engine.
+        importlib.import_module("torch.fx.experimental.symbolic_shapes")
 
-        for name in (*_LAZY, *(_LAZY_ENGINE if generates else ())):
-            getattr(transformers, name)
+
+def preload_models() -> None:
+    """Import what loads and proves a model."""
+    with _kept():
         for module in _MODELS:
             importlib.import_module(module)
+
+
+def preload_generation() -> None:
+    """Import what an engine needs of Transformers."""
+    with _kept(), contextlib.ExitStack() as stack:
+        for module, name in _DEFERRED_ENGINE:
+            stack.enter_context(deferred(module, name))
+        _import_lazy(_LAZY_ENGINE)
+        importlib.import_module("transformers.modeling_utils")
 
 
 def preload_server() -> None:
@@ -58,6 +80,13 @@ def preload_server() -> None:
             importlib.import_module(module)
 
 
+def _import_lazy(names: Sequence[str]) -> None:
+    import transformers
+
+    for name in names:
+        getattr(transformers, name)
+
+
 @contextlib.contextmanager
 def _kept() -> Iterator[None]:
     """Do not collect garbage inside, nor ever look through what was made inside.
@@ -65,55 +94,11 @@ def _kept() -> Iterator[None]:
     Half a million objects that stay: looking through them again and again took 2 of 12 s. After
     a fork, a collector that wrote into them would copy the shared pages.
     """
+    is_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
         gc.freeze()
-
-
-@contextlib.contextmanager
-def deferred(module: str, *functions: str) -> Iterator[None]:
-    """Let others import functions of a module inside without running it: a call will do that.
-
-    Whoever asks for more of the module inside gets it, and has it run at once.
-    """
-    spec = None if module in sys.modules else _spec(module)
-    if spec is None:  # it was run, or there is none
-        yield
-        return
-    stand_in = ModuleType(module)
-    if spec.submodule_search_locations is not None:
-        stand_in.__path__ = list(spec.submodule_search_locations)
-
-    def load() -> ModuleType:
-        if sys.modules.get(module) is stand_in:
-            del sys.modules[module]
-        return importlib.import_module(module)
-
-    def forwarding(name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: getattr(load(), name)(*args, **kwargs)
-
-    for name in functions:
-        setattr(stand_in, name, forwarding(name))
-
-    def get(name: str) -> Any:
-        if name.startswith("__"):  # who looks through all modules, as `inspect` does, wants nothing
-            raise AttributeError(name)
-        return getattr(load(), name)
-
-    stand_in.__getattr__ = get  # type: ignore[method-assign]
-    sys.modules[module] = stand_in
-    try:
-        yield
-    finally:
-        if sys.modules.get(module) is stand_in:
-            del sys.modules[module]
-
-
-def _spec(module: str) -> ModuleSpec | None:
-    try:
-        return importlib.util.find_spec(module)
-    except ModuleNotFoundError:  # the package that it is in
-        return None
+        if is_enabled:
+            gc.enable()

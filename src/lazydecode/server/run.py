@@ -1,8 +1,8 @@
 """From a model's name to a listening server, and down again without leaving anything behind.
 
-The order of a start: bind (a taken port is told at once), import what takes seconds to import,
-fork the processes that prove the model and that run it (which so need not import it again) while
-this process has one thread, import the rest meanwhile, then load the front end.
+The order of a start: bind (a taken port is told at once), import what all processes need, fork
+the one that runs the model, import what loads a model, fork the one that proves it, import the
+rest, then load the front end. Forks come while this process has one thread.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
@@ -24,7 +23,12 @@ from lazydecode.config import Settings
 from lazydecode.engine.child import Child, ForkedChild, can_fork
 from lazydecode.errors import LazyDecodeError
 from lazydecode.server.allocator import tune_allocator
-from lazydecode.server.preloading import preload_models, preload_server
+from lazydecode.server.preloading import (
+    preload_generation,
+    preload_libraries,
+    preload_models,
+    preload_server,
+)
 from lazydecode.server.thread_slices import shorten_slices
 
 if TYPE_CHECKING:
@@ -59,25 +63,29 @@ def run_server(
         _end_on_signals()
         logger.info("loading %s", model)
         generates = settings.engine != "none"
-        preload_models(generates=generates)
+        preload_libraries()
+        kept = [listener.fileno() for listener in listeners]
+        child = None
+        if generates and settings.workers == 1:
+            child = _fork_engine(model, settings, close=kept)
+        elif generates:
+            preload_generation()  # an engine that has to be started anew has it then
+        if child is not None:
+            kept.append(child.control.fileno())
+        preload_models()
         from lazydecode.server.early_proof import begin_proof
 
-        kept = [listener.fileno() for listener in listeners]
         proof = begin_proof(model, settings, close=kept)
         if proof is not None:
             kept.append(proof.fileno())
         serving = _Announcement(listeners[0], on_ready)
+        preload_server()
         if settings.workers == 1:
-            child = _fork_engine(model, settings, close=kept) if generates else None
-            preload_server()
-            if child is not None:
-                kept.append(child.control.fileno())
             nursery = _fork_nursery(settings, close=kept)
             _run_front_end(
                 model, settings, listeners[0], serving, child=child, nursery=nursery, proof=proof
             )
         else:
-            preload_server()
             _supervise(model, settings, listeners, serving, proof)
     finally:
         for listener in listeners:
@@ -203,10 +211,12 @@ def _fork_engine(model: str, settings: Settings, *, close: Sequence[int]) -> Chi
 
         name_logs("engine[%(process)d] ")
         gc.disable()  # until the model is loaded, as in `engine.boot`
-        prepare = None
-        if not settings.trust_remote_code:
+
+        def prepare() -> Mapping[str, object]:
+            preload_generation()
             # Code that comes with a model is copied by Transformers, one process at a time.
-            prepare = partial(load_early, model, settings)
+            return {} if settings.trust_remote_code else load_early(model, settings)
+
         return core.main(control, prepare=prepare)
 
     try:
