@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -207,23 +207,35 @@ for use in (
     )
 
 
-def test_a_front_end_has_no_compiler_and_no_code_of_models() -> None:
+@pytest.mark.slow
+def test_a_front_end_has_no_compiler_and_no_code_of_models(
+    tiny_model: Callable[..., Path],
+) -> None:
     run_fresh(
-        """
+        f"""
 import gc, sys
 from lazydecode.server.preloading import preload_libraries, preload_models, preload_server
 preload_libraries()
 preload_models()
 preload_server()
 assert gc.isenabled()
-unwanted = {
+
+from lazydecode.config import Settings
+from lazydecode.models.loading import load_model_frontend
+frontend = load_model_frontend({str(tiny_model("qwen2_5_vl", weights=False))!r}, Settings())
+assert frontend.modalities == ("image", "video")
+assert set(frontend.findings.proof.headers.values()) == {{"meta"}}  # by torch's meta device
+unwanted = {{
     "torch._dynamo.eval_frame", "triton", "torch.distributed.tensor", "scipy.optimize",
-    "transformers.modeling_utils", "transformers.activations",
-}
+    "transformers.modeling_utils", "transformers.activations", "mistral_common",
+}}
 assert not unwanted & sys.modules.keys(), unwanted & sys.modules.keys()
+
+# What was put off is there when it is used.
 from transformers.utils.type_validators import activation_fn_key
 activation_fn_key("gelu")
-from transformers import PreTrainedModel, ProcessorMixin
+from transformers import MistralCommonBackend, PreTrainedModel, PreTrainedTokenizerBase
+assert issubclass(MistralCommonBackend, PreTrainedTokenizerBase)
 from transformers.processing_utils import PreTrainedAudioTokenizerBase
 class Own(PreTrainedAudioTokenizerBase):
     pass
