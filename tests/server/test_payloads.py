@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
+from lazydecode.engine.wire import decode_item
 from tests.builders import make_png, make_wav
 from tests.builders_video import make_mp4
 from tests.server.harness import Server, data_url, image, request, text, video
@@ -35,6 +37,22 @@ def test_metadata_come_from_headers_and_are_those_of_the_tensors(render_server: 
     known = features(render_server, *parts, payload="metadata")
     for name in ("mm_metadata", "mm_hashes", "mm_placeholders"):
         assert unseen[name] == whole[name] == known[name]
+
+
+def test_no_payload_has_the_grids_as_numbers(render_server: Server) -> None:
+    parts = (picture(321), CLIP)
+    unseen = features(render_server, *parts, payload="none")
+    assert (unseen["kwargs_data"], unseen["mm_metadata"]) == (None, None)
+    whole = features(render_server, *parts, payload="tensors")
+    known = features(render_server, *parts, payload="none")
+    assert unseen["mm_grids"] == known["mm_grids"]
+    for modality, entries in whole["mm_metadata"].items():
+        tensors = [decode_item(base64.b64decode(entry)) for entry in entries]
+        assert unseen["mm_grids"][modality] == [
+            {name: elem.data.tolist() for name, elem in item.items()} for item in tensors
+        ]
+    t, h, w = unseen["mm_grids"]["image"][0]["image_grid_thw"]
+    assert t * h * w == 4 * unseen["mm_placeholders"]["image"][0]["length"]
 
 
 def test_metadata_of_known_and_unseen_items_come_together(render_server: Server) -> None:

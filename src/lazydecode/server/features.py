@@ -10,7 +10,7 @@ import pybase64
 import torch
 
 from lazydecode.engine.protocol import SamplingParams
-from lazydecode.engine.wire import encode_metadata, item_chunks
+from lazydecode.engine.wire import encode_metadata, item_chunks, small_numbers
 from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.protocol import Payload
@@ -134,7 +134,8 @@ def _features(
     }
     parts: list[bytes | Base64Text] = [msgspec.json.encode(small)[:-1]]
     if payload == "none":
-        return [*parts, b',"kwargs_data":null,"mm_metadata":null}']
+        parts.append(b',"kwargs_data":null,"mm_metadata":null,"mm_grids":')
+        return [*parts, msgspec.json.encode(_grids(prompt)), b"}"]
     if payload == "metadata":
         return [*parts, b',"kwargs_data":null,"mm_metadata":', _all_metadata(prompt, dtype), b"}"]
     parts.append(b',"kwargs_data":{')
@@ -164,6 +165,14 @@ def _all_metadata(prompt: MultiModalInput, dtype: torch.dtype | None) -> bytes:
 def _metadata(item: MultiModalKwargsItem | None, dtype: torch.dtype | None) -> str | None:
     small = None if item is None else encode_metadata(item, dtype=dtype)
     return None if small is None else pybase64.b64encode_as_string(small)
+
+
+def _grids(prompt: MultiModalInput) -> dict[str, list[dict[str, Any]]]:
+    """Return modality -> per item its small tensors as numbers, by name."""
+    return {
+        modality: [{} if item is None else small_numbers(item) for item in items]
+        for modality, items in prompt["mm_kwargs"].items()
+    }
 
 
 def _range(place: PlaceholderRange) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from lazydecode.renderers.nesting import check_nesting
 _T = TypeVar("_T")
 
 Payload: TypeAlias = Literal["tensors", "metadata", "none"]
-"""What an answer holds of each item: everything, its small tensors (grids, sizes), or nothing."""
+"""What an answer holds of each item: all, its small tensors (grids, sizes), or those as numbers."""
 
 _MAX_STOP_STRINGS: Final = 16
 _MAX_STOP_CHARS: Final = 1024
