@@ -4,6 +4,7 @@ import base64
 import json
 from collections.abc import Iterator
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -20,7 +21,16 @@ from lazydecode.inputs import (
     MultiModalKwargsItem,
     PlaceholderRange,
 )
-from lazydecode.server.features import PIECE_BYTES, AnswerBody, Base64Text, build_answer
+from lazydecode.server.features import (
+    JSON,
+    MESSAGE_PACK,
+    PIECE_BYTES,
+    AnswerBody,
+    Base64Text,
+    build_answer,
+)
+from lazydecode.server.protocol import Payload
+from lazydecode.server.routes.render import wants_message_pack
 
 
 @given(st.lists(st.binary(max_size=20), max_size=12))
@@ -58,8 +68,8 @@ def test_what_was_encoded_is_sent_without_a_copy(monkeypatch: pytest.MonkeyPatch
     assert large <= {id(piece) for piece in pieces}
 
 
-@pytest.mark.parametrize("num_rows", [3, 40_000])
-def test_an_answer_is_valid_json_and_its_tensors_come_back(num_rows: int) -> None:
+def prompt_of(num_rows: int) -> tuple[MultiModalInput, torch.Tensor]:
+    """A prompt with one item whose tensors it has, and one whose it has not."""
     pixels = torch.arange(num_rows * 40, dtype=torch.int64).to(torch.uint8).reshape(num_rows, 40)
     item = MultiModalKwargsItem(
         {
@@ -75,6 +85,12 @@ def test_an_answer_is_valid_json_and_its_tensors_come_back(num_rows: int) -> Non
         mm_hashes={"image": ["a", "b"]},
         mm_placeholders={"image": [PlaceholderRange(1, 3, mask), PlaceholderRange(1, 1)]},
     )
+    return prompt, pixels
+
+
+@pytest.mark.parametrize("num_rows", [3, 40_000])
+def test_an_answer_is_valid_json_and_its_tensors_come_back(num_rows: int) -> None:
+    prompt, pixels = prompt_of(num_rows)
     body = build_answer(
         prompt,
         {"request_id": "r", "model": "m", "stream": False},
@@ -96,3 +112,66 @@ def test_an_answer_is_valid_json_and_its_tensors_come_back(num_rows: int) -> Non
         {"offset": 1, "length": 1},
     ]
     assert answer["sampling_params"] == {"max_tokens": 1}
+
+
+@pytest.mark.parametrize("payload", ["tensors", "metadata", "none"])
+@pytest.mark.parametrize("num_rows", [3, 40_000])
+def test_a_packed_answer_says_what_the_json_says(num_rows: int, payload: Payload) -> None:
+    prompt, _ = prompt_of(num_rows)
+    plain, packed = (
+        build_answer(
+            prompt,
+            {"request_id": "r", "model": "m", "stream": False},
+            SamplingParams(max_tokens=1),
+            payload=payload,
+            dtype=torch.bfloat16,
+            packed=is_packed,
+        )
+        for is_packed in (False, True)
+    )
+    assert (plain.content_type, packed.content_type) == (JSON, MESSAGE_PACK)
+    encoded = bytes(packed)
+    assert len(encoded) == packed.num_bytes
+    assert max(map(len, packed.pieces())) <= PIECE_BYTES
+    told = json.loads(bytes(plain))
+    answer = msgspec.msgpack.decode(encoded)
+    for name in ("kwargs_data", "mm_metadata"):
+        items = answer["features"][name]
+        if items is not None:
+            items["image"] = [
+                item and base64.b64encode(msgspec.msgpack.encode(item)).decode()
+                for item in items["image"]
+            ]
+    assert answer == told
+
+
+def test_pieces_of_a_packed_answer_do_not_refer_to_the_tensors() -> None:
+    prompt, pixels = prompt_of(40_000)
+    body = build_answer(
+        prompt,
+        {"request_id": "r", "model": "m"},
+        SamplingParams(max_tokens=1),
+        payload="tensors",
+        dtype=None,
+        packed=True,
+    )
+    pieces = list(body.pieces())
+    before = b"".join(pieces)
+    pixels.zero_()
+    assert b"".join(pieces) == before
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        (None, False),
+        ("*/*", False),
+        ("application/json", False),
+        ("application/msgpack", True),
+        ("application/json;q=0.5, Application/X-MsgPack ; q=1", True),
+        ("application/vnd.msgpack;q=0", False),
+        ("application/msgpack; q=0.00", False),
+    ],
+)
+def test_who_asks_for_message_pack(accept: str | None, wanted: bool) -> None:
+    assert wants_message_pack(accept) is wanted

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import msgspec
+
 from lazydecode.engine.wire import decode_item
 from tests.builders import make_png, make_wav
 from tests.builders_video import make_mp4
@@ -53,6 +55,22 @@ def test_no_payload_has_the_grids_as_numbers(render_server: Server) -> None:
         ]
     t, h, w = unseen["mm_grids"]["image"][0]["image_grid_thw"]
     assert t * h * w == 4 * unseen["mm_placeholders"]["image"][0]["length"]
+
+
+def test_an_answer_in_message_pack(render_server: Server) -> None:
+    body = request(picture(331), CLIP, text())
+    whole = render_server.render(body).json()
+    response = render_server.render(body, headers={"accept": "application/msgpack"})
+    assert response.headers["content-type"] == "application/msgpack"
+    packed = msgspec.msgpack.decode(response.content)
+    assert packed["token_ids"] == whole["token_ids"]
+    for name in ("kwargs_data", "mm_metadata"):
+        for modality, entries in whole["features"][name].items():
+            assert [
+                msgspec.msgpack.encode(item) for item in packed["features"][name][modality]
+            ] == [base64.b64decode(entry) for entry in entries]
+    refused = render_server.render({"messages": []}, headers={"accept": "application/msgpack"})
+    assert (refused.status_code, refused.headers["content-type"]) == (400, "application/json")
 
 
 def test_metadata_of_known_and_unseen_items_come_together(render_server: Server) -> None:

@@ -161,10 +161,10 @@ def tensor_from_buffer(name: str, shape: list[int], buffer: bytearray | memoryvi
 def _item_chunks(
     item: Mapping[str, MultiModalFieldElem], dtype: torch.dtype | None
 ) -> Iterator[_Chunk]:
-    yield _map_header(len(item))
+    yield map_header(len(item))
     for name, elem in item.items():
         yield _encoder.encode(name)
-        yield _map_header(2)
+        yield map_header(2)
         yield _encoder.encode("data")
         yield from _nested_chunks(elem.data, dtype)
         yield _encoder.encode("field")
@@ -176,13 +176,13 @@ def _nested_chunks(value: NestedTensors, dtype: torch.dtype | None) -> Iterator[
         if dtype is not None and value.is_floating_point():
             value = value.to(dtype)
         raw = tensor_bytes(value)
-        yield _array_header(3)
+        yield array_header(3)
         yield _encoder.encode(dtype_name(value.dtype))
         yield _encoder.encode(list(value.shape))
         yield _ext_header(len(raw))
         yield raw
     elif isinstance(value, list):
-        yield _array_header(len(value))
+        yield array_header(len(value))
         for part in value:
             yield from _nested_chunks(part, dtype)
     else:
@@ -212,13 +212,15 @@ def _dim_and_size(value: NestedTensors, dim: int) -> tuple[int, int]:
     return 0, len(value) if isinstance(value, list) else 1
 
 
-def _map_header(size: int) -> bytes:
+def map_header(size: int) -> bytes:
+    """Return how a MessagePack map of so many entries begins."""
     if size < 16:
         return bytes((0x80 | size,))
     return b"\xde" + size.to_bytes(2, "big") if size < 2**16 else b"\xdf" + size.to_bytes(4, "big")
 
 
-def _array_header(size: int) -> bytes:
+def array_header(size: int) -> bytes:
+    """Return how a MessagePack array of so many entries begins."""
     if size < 16:
         return bytes((0x90 | size,))
     return b"\xdc" + size.to_bytes(2, "big") if size < 2**16 else b"\xdd" + size.to_bytes(4, "big")

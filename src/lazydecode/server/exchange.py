@@ -126,14 +126,15 @@ class Exchange:
         num_bytes: int,
         *,
         executor: Executor,
+        content_type: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Send a JSON answer whose pieces are made on `executor`, one while another is sent."""
+        """Send an answer whose pieces are made on `executor`, one while another is sent."""
         if num_bytes <= _WRITE_BYTES:
-            await self.answer(200, b"".join(pieces), headers=headers)
+            await self.answer(200, b"".join(pieces), content_type=content_type, headers=headers)
             return
         fields = {"content-length": str(num_bytes), **(headers or {})}
-        await self._start(200, "application/json", fields)
+        await self._start(200, content_type, fields)
         loop = asyncio.get_running_loop()
         while batch := await loop.run_in_executor(executor, _take, pieces):
             for piece in batch:

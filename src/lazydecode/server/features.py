@@ -1,8 +1,12 @@
-"""The render route's answer: ids, ranges, identities, and the tensors in their wire form."""
+"""The render route's answer: ids, ranges, identities, and the tensors in their wire form.
+
+It comes as JSON, with tensors in base64, or as one MessagePack map of the same names in which each
+item is the map that the base64 stands for: its tensors are copied once, into the answer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -10,7 +14,13 @@ import pybase64
 import torch
 
 from lazydecode.engine.protocol import SamplingParams
-from lazydecode.engine.wire import encode_metadata, item_chunks, small_numbers
+from lazydecode.engine.wire import (
+    array_header,
+    encode_metadata,
+    item_chunks,
+    map_header,
+    small_numbers,
+)
 from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.protocol import Payload
@@ -20,21 +30,31 @@ PIECE_BYTES: Final = 256 * 1024
 _STEP_BYTES: Final = PIECE_BYTES // 4 * 3
 
 
-class AnswerBody:
-    """The JSON of an answer, in pieces that are made when they are wanted.
+JSON: Final = "application/json"
+MESSAGE_PACK: Final = "application/msgpack"
 
-    Tensors are encoded from their own memory while the answer is sent: it exists nowhere as a
-    whole.
+
+class AnswerBody:
+    """An answer in pieces that are made when they are wanted.
+
+    Tensors are read from their own memory while the answer is sent: it exists nowhere as a whole.
+
+    Attributes:
+        num_bytes: Length of the whole.
+        content_type: `JSON` or `MESSAGE_PACK`.
     """
 
-    def __init__(self, parts: Sequence[bytes | Base64Text]) -> None:
+    def __init__(
+        self, parts: Sequence[bytes | Base64Text | RawChunks], content_type: str = JSON
+    ) -> None:
         self._parts = parts
+        self.content_type = content_type
         self.num_bytes = sum(
             len(part) if isinstance(part, bytes) else part.num_chars for part in parts
         )
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the JSON in pieces of mostly `PIECE_BYTES`; linear in the tensors.
+        """Yield the answer in pieces of mostly `PIECE_BYTES`; linear in the tensors.
 
         Small parts are collected. Large ones are yielded as they were made, without a copy.
         """
@@ -81,6 +101,24 @@ class Base64Text:
             yield pybase64.b64encode(carry)
 
 
+class RawChunks:
+    """Chunks as they are."""
+
+    def __init__(self, chunks: Sequence[bytes | memoryview]) -> None:
+        self._chunks = chunks
+        self.num_chars = sum(len(chunk) for chunk in chunks)
+
+    def pieces(self) -> Iterator[bytes]:
+        """Yield copies of at most `PIECE_BYTES`.
+
+        Copies, as what is still to be sent outlives the request, and with it the lease on shared
+        memory that a tensor may lie in.
+        """
+        for chunk in self._chunks:
+            for begin in range(0, len(chunk), PIECE_BYTES):
+                yield bytes(chunk[begin : begin + PIECE_BYTES])
+
+
 def build_answer(
     prompt: MultiModalInput,
     fields: Mapping[str, Any],
@@ -89,8 +127,9 @@ def build_answer(
     payload: Payload,
     dtype: torch.dtype | None,
     timeline: Timeline | None = None,
+    packed: bool = False,
 ) -> AnswerBody:
-    """Return the answer's JSON.
+    """Return the answer.
 
     A thread's work: tensors are cast here if they have to be.
 
@@ -101,6 +140,7 @@ def build_answer(
         payload: What of each item is in it.
         dtype: The model's dtype, to which floating-point tensors are cast.
         timeline: Is added if given.
+        packed: Whether it is MessagePack instead of JSON.
     """
     head: dict[str, Any] = {
         "request_id": fields["request_id"],
@@ -113,6 +153,8 @@ def build_answer(
     }
     if timeline is not None:
         tail["timeline"] = timeline.to_dict()
+    if packed:
+        return AnswerBody(_packed(prompt, head, tail, payload=payload, dtype=dtype), MESSAGE_PACK)
     parts: list[bytes | Base64Text] = [msgspec.json.encode(head)[:-1] + b',"features":']
     if prompt["mm_hashes"]:
         parts += _features(prompt, payload=payload, dtype=dtype)
@@ -125,14 +167,7 @@ def build_answer(
 def _features(
     prompt: MultiModalInput, *, payload: Payload, dtype: torch.dtype | None
 ) -> list[bytes | Base64Text]:
-    small = {
-        "mm_hashes": prompt["mm_hashes"],
-        "mm_placeholders": {
-            modality: [_range(place) for place in places]
-            for modality, places in prompt["mm_placeholders"].items()
-        },
-    }
-    parts: list[bytes | Base64Text] = [msgspec.json.encode(small)[:-1]]
+    parts: list[bytes | Base64Text] = [msgspec.json.encode(_places(prompt))[:-1]]
     if payload == "none":
         parts.append(b',"kwargs_data":null,"mm_metadata":null,"mm_grids":')
         return [*parts, msgspec.json.encode(_grids(prompt)), b"}"]
@@ -151,6 +186,70 @@ def _features(
         parts.append(b"]")
     parts.append(b'},"mm_metadata":' + _all_metadata(prompt, dtype) + b"}")
     return parts
+
+
+def _packed(
+    prompt: MultiModalInput,
+    head: Mapping[str, Any],
+    tail: Mapping[str, Any],
+    *,
+    payload: Payload,
+    dtype: torch.dtype | None,
+) -> list[bytes | RawChunks]:
+    encode = msgspec.msgpack.encode
+    features = {"kwargs_data": None, "mm_metadata": None, **_places(prompt)}
+    if payload == "none":
+        features["mm_grids"] = _grids(prompt)
+    parts: list[bytes | RawChunks] = [map_header(len(head) + 1 + len(tail))]
+    parts += [encode(part) for entry in head.items() for part in entry]
+    parts.append(encode("features"))
+    if not prompt["mm_hashes"]:
+        parts.append(encode(None))
+    else:
+        parts.append(map_header(len(features)))
+        items = prompt["mm_kwargs"]
+        for name, value in features.items():
+            parts.append(encode(name))
+            if name == "kwargs_data" and payload == "tensors":
+                parts += _packed_items(items, lambda item: item_chunks(item, dtype=dtype))
+            elif name == "mm_metadata" and payload != "none":
+                small = {m: group for m, group in items.items() if any(map(_is_small, group))}
+                parts += _packed_items(small, lambda item: _small_chunks(item, dtype))
+            else:
+                parts.append(encode(value))
+    parts += [encode(part) for entry in tail.items() for part in entry]
+    return parts
+
+
+def _packed_items(
+    items: Mapping[str, Sequence[MultiModalKwargsItem | None]],
+    chunks: Callable[[MultiModalKwargsItem], Sequence[bytes | memoryview]],
+) -> Iterator[bytes | RawChunks]:
+    yield map_header(len(items))
+    for modality, group in items.items():
+        yield msgspec.msgpack.encode(modality)
+        yield array_header(len(group))
+        for item in group:
+            yield RawChunks([msgspec.msgpack.encode(None)] if item is None else chunks(item))
+
+
+def _is_small(item: MultiModalKwargsItem | None) -> bool:
+    return item is not None and any(elem.field.keep_on_cpu for elem in item.values())
+
+
+def _small_chunks(item: MultiModalKwargsItem, dtype: torch.dtype | None) -> list[bytes]:
+    return [encode_metadata(item, dtype=dtype) or msgspec.msgpack.encode(None)]
+
+
+def _places(prompt: MultiModalInput) -> dict[str, Any]:
+    """Return the features that are the same in every form."""
+    return {
+        "mm_hashes": prompt["mm_hashes"],
+        "mm_placeholders": {
+            modality: [_range(place) for place in places]
+            for modality, places in prompt["mm_placeholders"].items()
+        },
+    }
 
 
 def _all_metadata(prompt: MultiModalInput, dtype: torch.dtype | None) -> bytes:

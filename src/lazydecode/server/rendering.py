@@ -25,8 +25,9 @@ async def render_answer(
     *,
     timeline: Timeline,
     shows_timeline: bool = False,
+    packed: bool = False,
 ) -> AnswerBody:
-    """Render a request and return the JSON of the answer.
+    """Render a request and return the answer, as JSON or as MessagePack.
 
     Raises:
         LazyDecodeError: If it cannot be rendered.
@@ -58,6 +59,7 @@ async def render_answer(
             payload=payload,
             dtype=context.dtype,
             timeline=timeline if shows_timeline else None,
+            packed=packed,
         )
 
     has_tensors = with_payload and bool(prompt["mm_kwargs"])

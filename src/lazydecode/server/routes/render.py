@@ -5,6 +5,7 @@ from __future__ import annotations
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.context import ServerContext
 from lazydecode.server.exchange import Exchange
+from lazydecode.server.features import MESSAGE_PACK
 from lazydecode.server.rendering import render_answer
 from lazydecode.server.requests import ParsedRequest, read_request, timeline_wanted
 
@@ -27,8 +28,22 @@ async def _answer(
         parsed,
         timeline=exchange.timeline,
         shows_timeline=shows_timeline,
+        packed=wants_message_pack(exchange.header("accept")),
     )
     headers = {"server-timing": exchange.timeline.server_timing()} if shows_timeline else {}
     await exchange.answer_pieces(
-        body.pieces(), body.num_bytes, executor=context.renderer.executor.quick, headers=headers
+        body.pieces(),
+        body.num_bytes,
+        executor=context.renderer.executor.quick,
+        content_type=body.content_type,
+        headers=headers,
     )
+
+
+def wants_message_pack(accept: str | None) -> bool:
+    """Whether an `Accept` header names MessagePack; without a preference there is JSON."""
+    for entry in (accept or "").lower().split(","):
+        name, *parameters = (part.strip() for part in entry.split(";"))
+        if name in (MESSAGE_PACK, "application/x-msgpack", "application/vnd.msgpack"):
+            return not any(p.replace(" ", "").rstrip("0") in ("q=", "q=0.") for p in parameters)
+    return False
