@@ -1,7 +1,7 @@
 """A load client that costs little: it looks at nothing of an answer but its status and its end.
 
-Where the rates of one and of two cores are compared, client and server share the second core, and
-what the client takes of it is missing from the ratio.
+Where the rates of one and of two cores are compared, client and server share them, and what the
+client takes is missing from the server's rates.
 """
 
 from __future__ import annotations

@@ -225,7 +225,11 @@ def _identify_floor(media: Sequence[bytes]) -> float:
 def _scaling(
     options: ServeOptions, servers: dict[str, ServerUnderTest], progress: Progress
 ) -> dict[str, Any]:
-    """Misses with each server on one core and on all, in turns."""
+    """Misses with each server on one core and on all, in turns.
+
+    The client runs on the same cores: one that had the second core to itself while the server has
+    one, and shares it while the server has both, would make two cores look like less.
+    """
     cores = sorted(os.sched_getaffinity(0))
     pool = MediaPool(tiny=options.tiny)
     scenario = next(s for s in scenarios(pool, chat=False) if s.name == "unique-720p")
@@ -238,10 +242,14 @@ def _scaling(
                 progress(f"scaling, {side}: {count} core(s)")
                 batch = scenario.build(max(2, options.requests), 5000 + 10 * turn + count)
                 server.set_cores(cores[:count])
+                os.sched_setaffinity(0, cores[:count])
                 url = server.url + scenario.route
                 client = time.process_time()
                 load = measure_rate(url, batch.bodies, 8, headers=options.headers)
-                rates[count].append(asyncio.run(load))
+                try:
+                    rates[count].append(asyncio.run(load))
+                finally:
+                    os.sched_setaffinity(0, cores)
                 client_ms.append((time.process_time() - client) * 1e3 / len(batch.bodies))
         server.set_cores(cores)
         best = {count: max(values, default=0.0) for count, values in rates.items()}
