@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -170,7 +171,7 @@ def test_many_threads_share_one_download(origin: Origin) -> None:
             user.start()
         gate.wait_arrived()
         deadline = time.monotonic() + 10
-        while sum(flights.num_waiting for flights in connector._flights.values()) < 8:
+        while sum(here.flights.num_waiting for here in connector._loops.values()) < 8:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         gate.open()
@@ -553,7 +554,7 @@ async def test_any_mix_of_fetches_and_cancellations_leaves_nothing(origin: Origi
             if isinstance(outcome, MediaRef):
                 assert outcome.data == bytes(2000)
         assert budget.held_bytes == budget.num_waiting == 0
-        assert sum(len(flights) for flights in connector._flights.values()) == 0
+        assert sum(len(here.flights) for here in connector._loops.values()) == 0
         others = [task for task in asyncio.all_tasks() if task.get_name() == "fetch"]
         assert others == []
     await wait_until(lambda: origin.open_connections == 0)
@@ -706,6 +707,36 @@ async def test_a_long_or_unusual_payload_is_a_threads_work(url: str) -> None:
             await connector.fetch_image_async(url, ImageMediaIO())
         assert isinstance(executor.quick, LazyThreadPool)
         assert executor.quick._pool is not None
+
+
+@pytest.mark.parametrize("num_bytes", [15_000, 300_000])
+async def test_of_many_short_payloads_few_are_identified_in_one_iteration(
+    num_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop_thread, iteration = threading.get_ident(), 0
+    worked: Counter[int] = Counter()
+
+    def refs_at_once(url: Any, *args: Any) -> Any:
+        assert threading.get_ident() == loop_thread
+        worked[iteration] += len(url)
+        return payloads.refs_at_once(url, *args)
+
+    monkeypatch.setattr(connector_module, "refs_at_once", refs_at_once)
+    url = data_url(make_jpeg() + bytes(num_bytes))
+    async with MediaConnector() as connector:
+        tasks = [
+            asyncio.create_task(connector.fetch_image_async(url, ImageMediaIO()))
+            for _ in range(100)
+        ]
+        tasks.append(asyncio.create_task(asyncio.sleep(0)))
+        tasks[50].cancel()
+        while not all(task.done() for task in tasks):
+            iteration += 1
+            await asyncio.sleep(0)
+    keys = {task.result().key for task in tasks[:50] + tasks[51:100]}
+    assert len(keys) == 1
+    assert tasks[50].cancelled()
+    assert max(worked.values()) <= payloads.QUICK_CHARS
 
 
 async def test_a_trace_tells_where_bytes_came_from(origin: Origin, tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_a_second_client_gets_its_answer_when_the_first_hangs_up(
         target=lambda: statuses.append(render_server.render(body).status_code)
     )
     staying.start()
-    flights = render_server.context.renderer._connector._flights[render_server.loop]
+    flights = render_server.context.renderer._connector._loops[render_server.loop].flights
     wait_for(lambda: [flight.num_waiting for flight in flights._flights.values()] == [2])
     leaving.close()
     wait_for(lambda: [flight.num_waiting for flight in flights._flights.values()] == [1])

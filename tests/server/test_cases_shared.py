@@ -63,8 +63,8 @@ def url_of(server: Server) -> str:
 
 
 def num_waiting(server: Server) -> list[int]:
-    flights = server.context.renderer._connector._flights.get(server.loop)
-    return [] if flights is None else [f.num_waiting for f in flights._flights.values()]
+    here = server.context.renderer._connector._loops.get(server.loop)
+    return [] if here is None else [f.num_waiting for f in here.flights._flights.values()]
 
 
 def test_one_unseen_item_for_many_is_fetched_decoded_and_processed_once(

@@ -86,3 +86,11 @@ def test_our_fault_shows_the_request_id_and_nothing_else(
 def test_a_missing_key_says_how_to_authenticate() -> None:
     answer = map_error(AuthenticationError("key"), request_id="r")
     assert answer.headers["WWW-Authenticate"] == "Bearer"
+
+
+def test_a_clients_own_words_come_back_shortened() -> None:
+    long = "k" * 1_000_000
+    exc = ValidationError(long, parameter=long, value=long, modality="image", index=1)
+    error = map_error(exc, request_id="r").body["error"]
+    assert error["message"] == f"image 1: {long[:2000]}…"
+    assert error["param"] == error["value"] == f"{long[:2000]}…"

@@ -37,7 +37,7 @@ from lazydecode.workers.messages import (
     form_of_output,
     output_of_form,
 )
-from lazydecode.workers.nursery import Configure
+from lazydecode.workers.nursery import Configure, NurseryGoneError
 from lazydecode.workers.pool import WorkerPool, _Slot
 from lazydecode.workers.worker import Memory
 
@@ -80,6 +80,8 @@ class Workers:
 
     def fork(self, sock: socket.socket, memory: Memory | None) -> int:
         part = self._parts.pop(0)
+        if part is gone:
+            raise NurseryGoneError("gone")
         if part is None:
             raise OSError("no process left")
         assert memory is not None
@@ -96,6 +98,8 @@ class Workers:
     @staticmethod
     def _play(channel: TensorChannel[Any], arena: SharedArena, part: Part) -> None:
         try:
+            if part is ends_at_once:
+                return
             channel.send(Hello(1))
             while True:
                 job = channel.receive()
@@ -124,6 +128,14 @@ def good(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
 
 def dies(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
     raise ChannelClosedError
+
+
+def gone(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
+    """There is no worker, nor what it is forked from."""
+
+
+def ends_at_once(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
+    """The worker does not come to say that it is there."""
 
 
 def dies_late(channel: TensorChannel[Any], job: Job, data: bytes) -> None:
@@ -320,6 +332,18 @@ def test_without_a_worker_jobs_are_refused(make: Make) -> None:
     with pytest.raises(RefusedError, match="no worker"):
         slot.run(JOB, b"", lambda _: None)
     assert not slot.is_filled
+
+
+@pytest.mark.parametrize(
+    "parts", [(dies, gone), (dies, dies, gone), (dies, ends_at_once, gone), (gone,)]
+)
+def test_a_job_whose_workers_died_with_what_they_are_forked_from_is_for_this_process(
+    make: Make, parts: tuple[Part, ...]
+) -> None:
+    slot, _ = make(*parts, good)
+    with pytest.raises(RefusedError, match="no worker"):
+        slot.run(JOB, b"", lambda _: None)
+    assert same(slot.run(JOB, b"", lambda _: None)[0], OUTPUT)  # there is another one
 
 
 def test_updates_of_another_kind_do_not_leave_their_process() -> None:

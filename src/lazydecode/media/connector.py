@@ -38,6 +38,7 @@ from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.payloads import (
     MediaPayload,
     MediaURL,
+    QuickTurns,
     build_refs,
     refs_at_once,
     refs_from_data,
@@ -71,6 +72,14 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _V = TypeVar("_V")
 _A = TypeVar("_A")
+
+
+class _OnLoop:
+    """What a connector has on one event loop."""
+
+    def __init__(self) -> None:
+        self.flights: SingleFlight[Any, MediaPayload] = SingleFlight("fetch")
+        self.turns = QuickTurns()
 
 
 class MediaConnector:
@@ -128,7 +137,7 @@ class MediaConnector:
         self._cache_scope = hashlib.sha256(repr(policy).encode()).hexdigest()[:16]
         self._executor = executor
         self._budget = budget
-        self._flights: dict[asyncio.AbstractEventLoop, SingleFlight[Any, MediaPayload]] = {}
+        self._loops: dict[asyncio.AbstractEventLoop, _OnLoop] = {}
         self._portal = Portal(on_stop=self._close_loop)
         self._is_closed = False
 
@@ -252,7 +261,7 @@ class MediaConnector:
         # Before the look-ups, so that neither the disk nor a flight answers for a URL that
         # would be refused.
         self._url_policy.check_url(parsed)
-        flights = self._flights_here()
+        flights = self._here().flights
         key = (str(parsed), max_bytes, timeout_s)
         payload, is_shared = await flights.run(
             key, lambda: self._download(parsed, max_bytes, timeout_s)
@@ -292,22 +301,22 @@ class MediaConnector:
 
     async def _close_loop(self) -> None:
         """End what this connector does on the running loop."""
-        flights = self._flights.pop(asyncio.get_running_loop(), None)
-        if flights is not None:
-            await flights.close()
+        here = self._loops.pop(asyncio.get_running_loop(), None)
+        if here is not None:
+            await here.flights.close()
         if self._owns_connection:
             await self._connection.close_loop()
 
-    def _flights_here(self) -> SingleFlight[Any, MediaPayload]:
+    def _here(self) -> _OnLoop:
         if self._is_closed:
             raise RuntimeError("the connector was closed")
         loop = asyncio.get_running_loop()
-        flights = self._flights.get(loop)
-        if flights is None:
-            for other in [other for other in self._flights if other.is_closed()]:
-                del self._flights[other]
-            flights = self._flights[loop] = SingleFlight("fetch")
-        return flights
+        here = self._loops.get(loop)
+        if here is None:
+            for other in [other for other in self._loops if other.is_closed()]:
+                del self._loops[other]
+            here = self._loops[loop] = _OnLoop()
+        return here
 
     def contained(self) -> AbstractContextManager[None]:
         """Let nothing but our errors out of the block, if this is a plug-in's class."""
@@ -380,9 +389,10 @@ class MediaConnector:
     ) -> list[MediaRef[Any]]:
         """Return refs over what came with the request; a short payload meets no thread."""
         trace = current_trace()
-        refs = refs_at_once(url, media_ios, max_bytes, trace)
-        if refs is not None:
-            return refs
+        if await self._here().turns.allow(url):
+            refs = refs_at_once(url, media_ios, max_bytes, trace)
+            if refs is not None:
+                return refs
         return await self._run(refs_from_data, url, media_ios, max_bytes, trace)
 
     async def _find_downloaded(

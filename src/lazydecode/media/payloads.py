@@ -31,6 +31,7 @@ from lazydecode.media.jpeg_sequence import is_jpeg_sequence
 from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.urls import FileURL, parse_url
+from lazydecode.turns import Turns
 
 MediaURL: TypeAlias = str | bytes | memoryview
 """A URL; as bytes or a view it saves a copy of a `data:` URL's text."""
@@ -38,6 +39,10 @@ MediaURL: TypeAlias = str | bytes | memoryview
 
 QUICK_CHARS: Final = 512 * 1024
 """Text of a payload up to which it is decoded and digested at once: some 0.3 ms."""
+_ITEM_CHARS: Final = 16 * 1024
+"""Text that takes as long as the rest of what is done for a payload at once."""
+_PATIENT_CHARS: Final = 64 * 1024
+"""Text up to which a payload waits for its turn; asking a thread takes as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,26 @@ class MediaPayload:
 
     def __repr__(self) -> str:
         return f"<MediaPayload, {len(self.data)} bytes>"
+
+
+class QuickTurns(Turns):
+    """Which payloads one event loop identifies itself: however many come, few per iteration."""
+
+    def __init__(self) -> None:
+        super().__init__(QUICK_CHARS)
+
+    async def allow(self, url: MediaURL | DataURL) -> bool:
+        """Whether it is the loop's work: now, or soon if a thread takes longer to be asked."""
+        length = _num_chars(url)
+        if length > QUICK_CHARS:
+            return False
+        cost = length + _ITEM_CHARS
+        if self.take(cost):
+            return True
+        if length > _PATIENT_CHARS:
+            return False
+        await self.wait(cost)
+        return True
 
 
 def strictest_max_bytes(limits: FetchLimits, media_ios: Sequence[MediaIO[Any]]) -> int:
@@ -115,7 +140,7 @@ def refs_at_once(
         LazyDecodeError: If a decoder refuses the payload.
     """
     start = time.perf_counter()
-    if (len(url.payload) if isinstance(url, DataURL) else len(url)) > QUICK_CHARS:
+    if _num_chars(url) > QUICK_CHARS:
         return None
     parsed = url if isinstance(url, DataURL) else parse_data_url(url)
     if not parsed.is_base64 or is_jpeg_sequence(parsed.media_type):
@@ -198,3 +223,7 @@ def _check_size(num_bytes: int, media_ios: Sequence[MediaIO[Any]], max_bytes: in
         media_io.check_size(num_bytes)
     if num_bytes > max_bytes:
         raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
+
+
+def _num_chars(url: MediaURL | DataURL) -> int:
+    return len(url.payload) if isinstance(url, DataURL) else len(url)

@@ -12,6 +12,8 @@ from lazydecode.errors import LazyDecodeError, PluginFailedError, ValidationErro
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_S = 1.0
+_MAX_CHARS = 2000
+"""Of each text in an answer: a client's own words are not handed back to it by the megabyte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,11 @@ def map_error(exc: BaseException, *, request_id: str) -> ErrorAnswer:
 def _known(exc: LazyDecodeError, request_id: str) -> ErrorAnswer:
     if isinstance(exc, PluginFailedError):
         # How it failed was logged where it did, maybe in another process.
-        logger.error("request %s: %s", request_id, exc.message)
+        logger.error("request %s: %s", request_id, _bounded(exc.message))
     error: dict[str, Any] = {
-        "message": exc.message,
+        "message": _bounded(exc.message),
         "type": exc.error_type,
-        "param": exc.parameter,
+        "param": None if exc.parameter is None else _bounded(exc.parameter),
         "code": exc.status,
         "request_id": request_id,
         "retryable": exc.retryable,
@@ -58,9 +60,9 @@ def _known(exc: LazyDecodeError, request_id: str) -> ErrorAnswer:
         error["index"] = exc.index
         prefix = f"{exc.modality} {exc.index}"
         if not _names_index(exc.message, exc.index):
-            error["message"] = f"{prefix}: {exc.message}"
+            error["message"] = f"{prefix}: {_bounded(exc.message)}"
     if isinstance(exc, ValidationError) and isinstance(exc.value, bool | int | float | str):
-        error["value"] = exc.value
+        error["value"] = _bounded(exc.value) if isinstance(exc.value, str) else exc.value
     headers = {}
     if exc.retryable:
         delay = _RETRY_AFTER_S if exc.retry_after_s is None else exc.retry_after_s
@@ -71,6 +73,10 @@ def _known(exc: LazyDecodeError, request_id: str) -> ErrorAnswer:
     if exc.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return ErrorAnswer(exc.status, {"error": error}, headers)
+
+
+def _bounded(text: str) -> str:
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}…"
 
 
 def _names_index(message: str, index: int) -> bool:

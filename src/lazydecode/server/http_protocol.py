@@ -6,12 +6,12 @@ An answer's head and body are one write instead of two.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from lazydecode.turns import Turns
 
 _READERS: Final = 2
 """Connections that go on reading per iteration of the event loop, each by up to 256 KiB. When 32
@@ -19,38 +19,15 @@ bodies of 4 MB arrived at once, an iteration took up to 27 ms without turns, 7 w
 _INTERIM: Final = b"HTTP/1.1 100 "
 
 
-class ReadingTurns:
+class ReadingTurns(Turns):
     """Few connections go on reading in one iteration of an event loop, in the order of asking.
-
-    All that have data would otherwise read in the same iteration, and timers, short requests and
-    `/health` wait for the sum. For the loop's thread only.
 
     Args:
         per_iteration: Connections, at least 1.
     """
 
     def __init__(self, per_iteration: int = _READERS) -> None:
-        self._per_iteration = per_iteration
-        self._num_taken = 0
-        self._waiting: deque[Callable[[], None]] = deque()
-
-    def ask(self, go_on: Callable[[], None]) -> None:
-        """Call `go_on` at once if the iteration has a turn left, else in a later one."""
-        if self._num_taken < self._per_iteration and not self._waiting:
-            self._take(go_on)
-        else:
-            self._waiting.append(go_on)
-
-    def _take(self, go_on: Callable[[], None]) -> None:
-        if not self._num_taken:
-            asyncio.get_running_loop().call_soon(self._begin_next)
-        self._num_taken += 1
-        go_on()
-
-    def _begin_next(self) -> None:
-        self._num_taken = 0
-        while self._waiting and self._num_taken < self._per_iteration:
-            self._take(self._waiting.popleft())
+        super().__init__(per_iteration)
 
 
 class UncopiedBodies(HttpToolsProtocol):

@@ -167,6 +167,8 @@ class _Slot:
         self._notices = notices
         self._worker: _Worker | None = None
         self._has_failed = False
+        self._is_orphaned = False
+        """Whether the last worker could not be followed by one for want of a nursery."""
 
     @property
     def is_filled(self) -> bool:
@@ -179,17 +181,24 @@ class _Slot:
             logger.error("worker %d died", self._worker.pid)
             self._drop()
         if self._worker is None:
+            self._is_orphaned = False
             try:
                 self._worker = _Worker(
                     self._fork, self._result_bytes, self._time_limit_s, self._notices
                 )
                 self._has_failed = False
             except NurseryGoneError:
-                pass  # whoever keeps the nursery has said it
+                self._is_orphaned = True  # whoever keeps the nursery has said it
             except (OSError, ChannelClosedError) as exc:
                 if not self._has_failed:
                     logger.warning("a worker does not start: %s (said once)", exc)
                 self._has_failed = True
+
+    def _follow(self) -> None:
+        """Start a worker after one that died; twice, as the first may die with the nursery."""
+        for _ in range(2):
+            if self._worker is None and not self._is_orphaned:
+                self.fill()
 
     def end(self) -> None:
         """End the worker."""
@@ -205,18 +214,20 @@ class _Slot:
     def run(
         self, job: ItemJob, data: bytes, on_decoded: Callable[[float], None]
     ) -> tuple[ItemOutput, float]:
-        """As `ItemWorker.run`; what dies under a job is replaced, and the job begun anew once."""
-        begun = 0
-        for _ in range(_ATTEMPTS):
-            self.fill()
-            if self._worker is None:
-                break
-            begun += 1
+        """As `ItemWorker.run`; what dies under a job is replaced, and the job begun anew once.
+
+        Workers that died with their nursery say nothing about the job.
+        """
+        num_died = 0
+        self.fill()
+        while self._worker is not None and num_died < _ATTEMPTS:
             try:
                 return self._worker.run(job, data, on_decoded)
             except ChannelClosedError:
                 logger.error("worker %d died under an item (%s)", self._worker.pid, job.modality)
+                num_died += 1
                 self._drop()
+                self._follow()
             except TimeoutError:
                 logger.error("worker %d is killed: its item (%s) takes too long",
                              self._worker.pid, job.modality)  # fmt: skip
@@ -229,7 +240,7 @@ class _Slot:
                 # to the next one.
                 self.end()
                 raise
-        if not begun:
+        if not num_died or self._is_orphaned:
             raise RefusedError("there is no worker")
         raise WorkerDiedError("the process that works on it died")
 
