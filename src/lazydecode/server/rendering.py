@@ -17,6 +17,8 @@ from lazydecode.server.sampling import build_sampling
 
 _INLINE_TOKENS: Final = 8192
 """Up to here writing an answer without tensors takes some 50 µs, less than a thread hop."""
+_INLINE_ITEMS: Final = 16
+"""Each adds some 10 µs for its grids, and several times that in the form of tensors."""
 
 
 async def render_answer(
@@ -63,7 +65,9 @@ async def render_answer(
         )
 
     has_tensors = with_payload and bool(prompt["mm_kwargs"])
-    if not has_tensors and len(prompt["prompt_token_ids"]) <= _INLINE_TOKENS:
+    num_items = sum(map(len, prompt["mm_hashes"].values()))
+    is_short = num_items <= _INLINE_ITEMS and len(prompt["prompt_token_ids"]) <= _INLINE_TOKENS
+    if is_short and not has_tensors:
         return build()
     # Casting tensors takes milliseconds per MB: not on the event loop.
     return await asyncio.get_running_loop().run_in_executor(renderer.executor.quick, build)
