@@ -22,7 +22,8 @@ from lazydecode.cache import (
 )
 from lazydecode.config import Settings
 from lazydecode.errors import LazyDecodeError, PluginBrokenError, PluginError, ValidationError
-from lazydecode.media.connector import MediaConnector, MediaConnectorRegistry
+from lazydecode.media.connector import MediaConnector
+from lazydecode.media.connector_registry import MediaConnectorRegistry
 from lazydecode.media.video_backends import VideoLoaderRegistry
 from lazydecode.models import registry as families
 from lazydecode.plugins import Registry

@@ -37,12 +37,11 @@ from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import (
-    MEDIA_CONNECTOR_REGISTRY,
     MediaConnector,
-    MediaConnectorRegistry,
     MediaPayload,
     trace_fetch,
 )
+from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY, MediaConnectorRegistry
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import LazyThreadPool, MediaExecutor, global_thread_pool
 from lazydecode.media.http import HttpConnection

@@ -14,7 +14,8 @@ from lazydecode.cache import (
     MultiModalReceiverCache,
     ProcessorCaches,
 )
-from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from lazydecode.media.connector import MediaConnector
+from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.renderers.timeline import Timeline
 from tests.builders import make_jpeg
 from tests.renderers.conftest import OpenRenderer

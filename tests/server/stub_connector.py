@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from lazydecode.media.connector import MediaConnector
+from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.http import HttpConnection
 from tests.origin import StubResolver
 

@@ -23,7 +23,8 @@ from lazydecode.cache import (
 from lazydecode.cache.base import CachedItem, ProcessedItem
 from lazydecode.errors import BlockedURLError
 from lazydecode.media import MediaPayload
-from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+from lazydecode.media.connector import MediaConnector
+from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.video import VIDEO_LOADER_REGISTRY
 from tests.builders import make_jpeg
 from tests.builders_video import make_mp4

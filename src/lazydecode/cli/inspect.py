@@ -19,7 +19,7 @@ from lazydecode.config import Settings
 from lazydecode.errors import LazyDecodeError
 from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef, VideoHeader
-from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
+from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.video import VideoMediaIO

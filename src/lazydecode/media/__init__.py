@@ -24,7 +24,8 @@ from lazydecode.media.base import (
 if TYPE_CHECKING:
     from lazydecode.media.audio import AudioMediaIO, normalize_channels, resample
     from lazydecode.media.budget import ByteBudget
-    from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY, MediaConnector
+    from lazydecode.media.connector import MediaConnector
+    from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY
     from lazydecode.media.decode import (
         MediaDecodeJob,
         collect_media_decodes,
@@ -80,7 +81,7 @@ _LAZY = {
     "EmbeddingMediaIO": "embeddings",
     "HttpConnection": "http",
     "ImageMediaIO": "image",
-    "MEDIA_CONNECTOR_REGISTRY": "connector",
+    "MEDIA_CONNECTOR_REGISTRY": "connector_registry",
     "MediaConnector": "connector",
     "MediaDecodeJob": "decode",
     "MediaExecutor": "executor",

@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, ParamSpec, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
 from lazydecode.errors import (
     BlockedURLError,
     LazyDecodeError,
     MediaTooLargeError,
     PayloadChangedError,
-    PluginBrokenError,
-    ValidationError,
 )
 from lazydecode.limits import FetchLimits, FetchPolicy
 from lazydecode.media import executor as media_executor
@@ -55,14 +53,11 @@ from lazydecode.media.urls import (
     parse_url,
     redact_url,
 )
-from lazydecode.plugins import Registry, contain, is_foreign
+from lazydecode.plugins import contain, is_foreign
 
 __all__ = [
-    "CONNECTOR_GROUP",
-    "MEDIA_CONNECTOR_REGISTRY",
     "FetchTrace",
     "MediaConnector",
-    "MediaConnectorRegistry",
     "MediaPayload",
     "MediaURL",
     "trace_fetch",
@@ -469,49 +464,3 @@ def _is_http(url: str) -> bool:
 def _download(content: bytes) -> tuple[str, bytes]:
     """Name a payload in the download cache by the digest that is recorded there."""
     return "download", content
-
-
-CONNECTOR_GROUP: Final = "lazydecode.connectors"
-"""Group of entry points that offer connectors: name -> subclass of `MediaConnector`."""
-
-
-class MediaConnectorRegistry(Registry[type[MediaConnector]]):
-    """Connector classes by name."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "media connector",
-            group=CONNECTOR_GROUP,
-            check=_check_connector,
-            parameter="media_connector",
-        )
-
-    def load(self, name: str, **options: Any) -> MediaConnector:
-        """Return a new connector of the class that is known as `name`.
-
-        Raises:
-            ValidationError: If there is none, or it refuses the options. A `ValueError`.
-            PluginError: If it comes from another package, and cannot be used.
-        """
-        connector_class = self.get(name)
-        try:
-            with contain(self.noun, name, kind=PluginBrokenError, declared=(TypeError, ValueError)):
-                connector = connector_class(**options)
-        except (TypeError, ValueError) as exc:
-            raise ValidationError(
-                f"the media connector {name!r} refuses its options: {exc}",
-                parameter="media_connector",
-                value=name,
-            ) from exc
-        connector.name = name
-        return connector
-
-
-def _check_connector(value: object) -> None:
-    if not (isinstance(value, type) and issubclass(value, MediaConnector)):
-        raise TypeError("it is not a subclass of lazydecode.media.MediaConnector")
-
-
-MEDIA_CONNECTOR_REGISTRY: Final = MediaConnectorRegistry()
-"""The process's connectors."""
-MEDIA_CONNECTOR_REGISTRY.register("http")(MediaConnector)

@@ -15,7 +15,7 @@ from lazydecode.engine.factory import GIB, IN_FLIGHT_BYTES, create_engine
 from lazydecode.engine.token_types import TokenTypes
 from lazydecode.engine.wire import DTYPES
 from lazydecode.media.budget import ByteBudget
-from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
+from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.models.findings import Findings

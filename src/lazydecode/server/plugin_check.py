@@ -8,7 +8,7 @@ from typing import Any, Final
 from lazydecode.cache import PROCESSOR_CACHE_REGISTRY
 from lazydecode.config import Settings
 from lazydecode.errors import ValidationError
-from lazydecode.media.connector import MEDIA_CONNECTOR_REGISTRY
+from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY
 from lazydecode.media.video_backends import VIDEO_LOADER_REGISTRY
 from lazydecode.models.registry import MODEL_FAMILY_REGISTRY
 from lazydecode.plugins import Registry
