@@ -37,11 +37,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 def test_health_answers_while_large_pictures_are_decoded(render_server: Server) -> None:
     limit_ms = cases.REQUESTS["r6-health-during-decode"]["expected"]["health_p95_ms"]
-    # More than once, as others may have the cores; who blocks the loop blocks it every time.
+    # For a while, as others may have the cores; who blocks the loop blocks it every time.
     found_ms: list[float] = []
-    while not found_ms or found_ms[-1] >= limit_ms:
-        found_ms.append(health_p95_ms(render_server))
-        assert len(found_ms) < 5, found_ms
+    deadline = time.monotonic() + 120
+    while (last_ms := health_p95_ms(render_server)) >= limit_ms:
+        found_ms.append(last_ms)
+        assert time.monotonic() < deadline, found_ms
+        time.sleep(1)
 
 
 def health_p95_ms(render_server: Server) -> float:
