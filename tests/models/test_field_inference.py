@@ -31,6 +31,8 @@ CASES: list[tuple[str, Any, Any, Any, Any]] = [
     ("batched", numbers(1, 20), numbers(1, 20, start=5), None, BatchedField()),
     ("small batched", numbers(1, 3), numbers(1, 3, start=5), None, BatchedField(True)),
     ("flat", numbers(4, 6), numbers(2, 6, start=9), None, FlatField(0)),
+    ("few whole", numbers(2, 3).int(), numbers(1, 3, start=9).int(), None, FlatField(0, True)),
+    ("few", numbers(2, 3), numbers(1, 3, start=9), None, FlatField(0)),
     ("flat on 1", numbers(1, 4, 6), numbers(1, 2, 6), "dim1", FlatField(1)),
     ("flat on the last", numbers(1, 3, 8), numbers(1, 3, 4), "dim2", FlatField(2)),
 ]

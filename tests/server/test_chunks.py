@@ -58,6 +58,9 @@ def test_chunks_that_the_engine_lost_are_sent_again(server: Server) -> None:
 def test_render_names_chunks_in_request_order(server: Server) -> None:
     parts = [clip(), photo(), clip(4)]
     sketched = server.render(request(*parts, mm_payload="none")).json()
+    grids = sketched["features"]["mm_grids"]["vision_chunk"]
+    of_clip, of_photo = ["video_grid_thw"], ["image_grid_thw"]
+    assert [list(grid) for grid in grids] == [of_clip] * 8 + [of_photo] + [of_clip]
     full = server.render(request(*parts)).json()
     assert sketched["token_ids"] == full["token_ids"]
     (hashes,) = full["features"]["mm_hashes"].values()

@@ -135,7 +135,9 @@ def infer_rule(name: str, a: Any, b: Any, both: Any) -> tuple[ItemField, bool]:
             return PaddedField(dim=dim), same
         if dim == 0 and a.shape[0] == b.shape[0] == 1:
             return BatchedField(keep_on_cpu=a.numel() <= _SMALL), same
-        return FlatField(dim=dim), same
+        # A grid per piece of an item is as small as a grid per item.
+        small = dim == 0 and not a.is_floating_point() and max(a.numel(), b.numel()) <= _SMALL
+        return FlatField(dim=dim, keep_on_cpu=small), same
     if a.shape == b.shape == both.shape and torch.equal(a, both):
         return SharedField(), True
     raise FieldInferenceError(
