@@ -65,7 +65,8 @@ class ServerContext:
         """Return Prometheus' text form, over all workers; may block for a moment."""
         if self.member is None:
             return self.metrics.render()
-        return write_samples(sum_up([self.metrics.read(), self.member.ask_others()]))
+        own = self.metrics.read()
+        return write_samples(sum_up([own, self.member.ask_others(own)]))
 
     async def clear_caches(self) -> ClearedCaches:
         """Empty the caches of all workers; returns what this one's held."""

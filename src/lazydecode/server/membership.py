@@ -68,9 +68,11 @@ class Clear(_Form, frozen=True):
 
 
 class Ask(_Form, frozen=True):
-    """Worker: what are the others' metrics? Supervisor: what are yours?"""
+    """Worker: what are the others' metrics, beside mine? Supervisor: what are yours?"""
 
     number: int
+    families: list[Family]
+    """The worker's own, empty from the supervisor: they stay counted when the worker is gone."""
 
 
 class Tell(_Form, frozen=True):
@@ -187,10 +189,13 @@ class Member:
             raise OSError("there is no engine process")
         return pid
 
-    def ask_others(self) -> list[Family]:
+    def ask_others(self, own: list[Family]) -> list[Family]:
         """Return the metrics of the other workers, summed up; blocks for a moment.
 
-        Those that do not answer in time are left out.
+        Those that do not answer in time count with what they said last.
+
+        Args:
+            own: This worker's.
         """
         future: Future[list[Family]] = Future()
         with self._lock:
@@ -198,7 +203,7 @@ class Member:
             self._next_number += 1
             self._asked[number] = future
         try:
-            self._send(Ask(number))
+            self._send(Ask(number, own))
             return future.result(2 * COLLECT_S)
         except (OSError, TimeoutError):
             return []
@@ -235,7 +240,7 @@ class Member:
                 self.is_complete = is_complete
             case Clear():
                 self.on_clear()
-            case Ask(number):
+            case Ask(number, _):
                 self._answer(number)
             case Tell(number, families):
                 future = self._asked.get(number)

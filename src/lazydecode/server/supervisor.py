@@ -45,7 +45,7 @@ class _Worker:
     reason: str = ""
     """Why it says that it cannot start."""
     families: list[Family] = field(default_factory=list)
-    """Its metrics when they were last asked for."""
+    """Its metrics when it last told them: what was shown of it once stays in every later sum."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,6 @@ class _Question:
     asker: int
     number: int
     waiting: set[int]
-    answers: list[list[Family]]
     deadline: float
 
 
@@ -234,14 +233,14 @@ class Supervisor:
             case membership.Clear():
                 for other in [w for w in self._workers.values() if w is not worker]:
                     self._send(other, message)
-            case membership.Ask(number):
+            case membership.Ask(number, families):
+                worker.families = families
                 self._ask(worker, number)
             case membership.Tell(_, families):
                 worker.families = families
                 for question in list(self._questions):
                     if worker.number in question.waiting:
                         question.waiting.discard(worker.number)
-                        question.answers.append(families)
                         self._settle_if_complete(question)
             case _:
                 raise AssertionError(f"unexpected message {type(message).__name__}")
@@ -294,12 +293,11 @@ class Supervisor:
             asker.number,
             number,
             {worker.number for worker in others},
-            [self._retired],
             time.monotonic() + membership.COLLECT_S,
         )
         self._questions.append(question)
         for worker in others:
-            self._send(worker, membership.Ask(number))
+            self._send(worker, membership.Ask(number, []))
         self._settle_if_complete(question)
 
     def _settle_if_complete(self, question: _Question) -> None:
@@ -309,8 +307,11 @@ class Supervisor:
     def _settle(self, question: _Question) -> None:
         self._questions.remove(question)
         asker = self._workers.get(question.asker)
-        if asker is not None:
-            self._send(asker, membership.Tell(question.number, sum_up(question.answers)))
+        if asker is None:
+            return
+        # One that is too slow counts with what it said last: a sum never falls below an older one.
+        others = [w.families for w in self._workers.values() if w is not asker]
+        self._send(asker, membership.Tell(question.number, sum_up([self._retired, *others])))
 
     # -- the end
 
