@@ -98,6 +98,7 @@ def tiny_model(models_dir: Path) -> Callable[..., Path]:
 # -- what a test leaves behind
 
 _submitted: weakref.WeakSet[Future[Any]] = weakref.WeakSet()
+_submitted_lock = threading.Lock()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -107,7 +108,8 @@ def _watch_submissions() -> Iterator[None]:
 
     def submit(self: ThreadPoolExecutor, *args: Any, **kwargs: Any) -> Future[Any]:
         future = original(self, *args, **kwargs)
-        _submitted.add(future)
+        with _submitted_lock:
+            _submitted.add(future)
         return future
 
     ThreadPoolExecutor.submit = submit  # type: ignore[method-assign]
@@ -119,7 +121,7 @@ def _watch_submissions() -> Iterator[None]:
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves threads, pool jobs or file descriptors; tasks if it is async."""
     threads_before = set(threading.enumerate())
-    jobs_before = set(_submitted)
+    jobs_before = _jobs()
     descriptors_before = _descriptors()
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_no_tasks_left")
@@ -127,8 +129,8 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     _wait_for(lambda: not _left_threads(threads_before))
     if left := _left_threads(threads_before):
         pytest.fail(f"threads left running: {sorted(t.name for t in left)}")
-    _wait_for(lambda: all(f.done() for f in set(_submitted) - jobs_before))
-    if pending := [f for f in set(_submitted) - jobs_before if not f.done()]:
+    _wait_for(lambda: all(job.done() for job in _jobs() - jobs_before))
+    if pending := [job for job in _jobs() - jobs_before if not job.done()]:
         pytest.fail(f"pool jobs left undrained: {pending}")
     _wait_for(lambda: len(_new_descriptors(descriptors_before)) <= SPARE_DESCRIPTORS, collect=True)
     if len(opened := _new_descriptors(descriptors_before)) > SPARE_DESCRIPTORS:
@@ -143,6 +145,11 @@ async def _no_tasks_left() -> AsyncIterator[None]:
         await asyncio.sleep(0.01)
     if left:
         pytest.fail(f"tasks left running: {sorted(task.get_name() for task in left)}")
+
+
+def _jobs() -> set[Future[Any]]:
+    with _submitted_lock:  # a server of the session may be submitting
+        return set(_submitted)
 
 
 def _left_threads(before: set[threading.Thread]) -> list[threading.Thread]:

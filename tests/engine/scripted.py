@@ -23,6 +23,8 @@ DIE = 900_002
 """Kill the process."""
 FATAL = 900_003
 """Raise something that the process cannot survive."""
+HANG = 900_004
+"""Write one token, then hang until the process is killed."""
 STEP_MS = 900_100
 """STEP_MS + n: every step takes n milliseconds."""
 
@@ -39,11 +41,14 @@ class ScriptedRunner:
         *,
         max_model_len: int = 1000,
         fail_to_load: str | None = None,
+        wait_while: Path | None = None,
         fail_while: Path | None = None,
         die_loading: bool = False,
     ) -> None:
         if fail_to_load is not None:
             raise OSError(fail_to_load)
+        while wait_while is not None and wait_while.exists():
+            time.sleep(0.01)
         if fail_while is not None and fail_while.exists():
             raise OSError("not yet")
         if die_loading:
@@ -67,6 +72,8 @@ class ScriptedRunner:
                     raise FatalError("the device is lost")
                 if FAIL in orders:
                     raise RuntimeError("out of memory at 0x1234")
+                if HANG in orders and generation.num_output_tokens:
+                    time.sleep(600)
                 for token in orders:
                     if STEP_MS <= token < STEP_MS + 1000:
                         time.sleep((token - STEP_MS) / 1000)

@@ -27,7 +27,7 @@ from lazydecode.errors import (
 )
 from lazydecode.inputs import FlatField, MultiModalFieldElem, MultiModalKwargsItem, PlaceholderRange
 from tests.engine.conftest import scripted_config
-from tests.engine.scripted import DIE, FAIL, FATAL, STEP_MS
+from tests.engine.scripted import DIE, FAIL, FATAL, HANG, STEP_MS
 
 _numbers = itertools.count()
 
@@ -368,7 +368,7 @@ async def test_a_killed_process_is_replaced_and_its_streams_fail_retryably(
 
 
 async def test_a_request_resumed_in_the_next_process_goes_on(engine: EngineClient) -> None:
-    one = request([5, STEP_MS + 5, 7], max_tokens=6)
+    one = request([5, HANG, 7], max_tokens=6)
     engine.submit(one)
     stream = engine.stream(one.request_id)
     got = (await next_tokens(stream)).new_token_ids
@@ -377,7 +377,8 @@ async def test_a_request_resumed_in_the_next_process_goes_on(engine: EngineClien
     with pytest.raises(EngineDeadError):
         async for output in stream:
             got += output.new_token_ids
-    resumed = request([5, STEP_MS + 5, 7, *got], max_tokens=6, resumed=len(got))
+    assert got == [8]
+    resumed = request([5, STEP_MS, 7, *got], max_tokens=6, resumed=len(got))
     assert got + await answer(engine, resumed) == [8, 9, 10, 11, 12, 13]
 
 
@@ -401,18 +402,20 @@ async def test_ctrl_c_is_not_the_engines_business(engine: EngineClient) -> None:
 
 
 async def test_requests_fail_while_no_process_can_start_and_succeed_after(tmp_path: Path) -> None:
-    flag = tmp_path / "fail"
-    engine = EngineClient(scripted_config(fail_while=flag))
+    flag, hold = tmp_path / "fail", tmp_path / "hold"
+    engine = EngineClient(scripted_config(fail_while=flag, wait_while=hold))
     lost = threading.Semaphore(0)
     engine.on_restart(lambda: lost.release() and None)
     await engine.start()
     try:
         flag.touch()
+        hold.touch()  # the next process fails when there is a request that waits for it
         assert engine.pid is not None
         os.kill(engine.pid, signal.SIGKILL)
         await eventually(lambda: not engine.is_alive)
         waiting = request([1])
         engine.submit(waiting)
+        hold.unlink()
         with pytest.raises(EngineDeadError, match="could not be started again"):
             await anext(engine.stream(waiting.request_id))
         assert lost.acquire(timeout=60)

@@ -18,7 +18,7 @@ def media_threads() -> set[threading.Thread]:
 def test_creating_one_starts_nothing_and_shutdown_leaves_nothing() -> None:
     before = media_threads()
     pool = MediaExecutor(2)
-    assert media_threads() == before
+    assert media_threads() <= before
     assert pool.submit(lambda a, b: a + b, 1, b=2).result() == 3
     assert (
         pool.quick.submit(lambda: threading.current_thread().name)
@@ -27,7 +27,7 @@ def test_creating_one_starts_nothing_and_shutdown_leaves_nothing() -> None:
     )
     assert media_threads() - before
     pool.shutdown()
-    assert media_threads() == before
+    assert media_threads() <= before
     for part in (pool, pool.quick):
         with pytest.raises(RuntimeError, match="shut down"):
             part.submit(int)

@@ -362,12 +362,13 @@ async def test_what_is_not_http_is_an_error(origin: Origin, client: Client) -> N
 
 async def test_a_trickle_is_cut_off(origin: Origin, client: Client) -> None:
     for in_head in (False, True):
-        url = origin.trickle("/slow", every_s=0.05, in_head=in_head)
-        with pytest.raises(FetchTimeoutError, match=r"within 0\.4 s") as caught:
-            await client.fetch(url, timeout_s=0.4)
-        assert caught.value.status == 504
-        await wait_until(lambda: origin.open_connections == 0)
-    await wait_until(lambda: origin.hits("/slow") == 2)
+        path = f"/slow-{in_head}"
+        url = origin.trickle(path, every_s=0.05, in_head=in_head)
+        while not origin.hits(path):  # on a machine that stood still it asked for nothing
+            with pytest.raises(FetchTimeoutError, match=r"within 0\.4 s") as caught:
+                await client.fetch(url, timeout_s=0.4)
+            assert caught.value.status == 504
+            await wait_until(lambda: origin.open_connections == 0)
 
 
 async def test_a_silent_origin_is_asked_again(origin: Origin) -> None:

@@ -211,16 +211,21 @@ async def test_an_item_that_can_never_fit_is_a_422(open_renderer: OpenRenderer) 
 async def test_a_request_that_takes_too_long_is_given_up_and_drains_by_itself(
     open_renderer: OpenRenderer, decodes: GatedDecodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_renderer(max_render_time=0.3) as renderer:
-        processed = count_processing(renderer, monkeypatch)
-        with pytest.raises(TimeLimitError) as caught:
-            await render(renderer, unique(), text())
-        assert caught.value.status == 504
-        assert renderer.decoded_budget.held_bytes > 0  # The decode still runs.
-        decodes.open()
-        await renderer.runner.drain()
-        await wait_until(lambda: nothing_is_held(renderer))
-        assert processed == []
+    for limit_s in (0.3, 3.0, 30.0):
+        async with open_renderer(max_render_time=limit_s) as renderer:
+            processed = count_processing(renderer, monkeypatch)
+            with pytest.raises(TimeLimitError) as caught:
+                await render(renderer, unique(), text())
+            assert caught.value.status == 504
+            if not decodes.num_begun:
+                continue  # the machine took all of the time for what comes before the decode
+            assert renderer.decoded_budget.held_bytes > 0  # The decode still runs.
+            decodes.open()
+            await renderer.runner.drain()
+            await wait_until(lambda: nothing_is_held(renderer))
+            assert processed == []
+            return
+    pytest.fail("no decode was begun")
 
 
 async def test_a_corrupt_item_releases_everything(open_renderer: OpenRenderer) -> None:

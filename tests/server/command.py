@@ -12,7 +12,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
+
 START_S = 180.0
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether a process has not ended; any may end, and be gone, while it is looked at."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Process:
@@ -41,11 +51,16 @@ class Process:
             assert not ended and time.monotonic() < deadline, self.output
         return found[1] if found.groups() else found[0]
 
+    def below(self) -> list[psutil.Process]:
+        """The processes below this one that run."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        return [process for process in found if runs(process)]
+
     def end(self, number: signal.Signals | None = None) -> int:
         """Send a signal, wait for the end, and return the exit status."""
         if number is not None:
             self.process.send_signal(number)
-        rest, _ = self.process.communicate(timeout=90)
+        rest, _ = self.process.communicate(timeout=START_S)
         self.output += rest
         return self.process.returncode
 

@@ -77,7 +77,7 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self._uvicorn.should_exit = True
-        self._thread.join(30)
+        self._thread.join(60)
         self._listener.close()
         assert not self._thread.is_alive()
 
@@ -94,7 +94,7 @@ class Server:
         for pool, size in pools:
             barrier = threading.Barrier(size)
             for job in [pool.submit(barrier.wait) for _ in range(size)]:
-                job.result(10)
+                job.result(60)
 
     def call(self, function: Callable[[], _T]) -> _T:
         """Run `function` on the server's loop."""
@@ -102,7 +102,7 @@ class Server:
         async def run() -> _T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
 
     # -- clients
 

@@ -110,7 +110,7 @@ def test_a_second_client_gets_its_answer_when_the_first_hangs_up(
     leaving.close()
     wait_for(lambda: [flight.num_waiting for flight in flights._flights.values()] == [1])
     gate.open()
-    staying.join(30)
+    staying.join(60)
     assert statuses == [200]
     assert shared_origin.hits("/shared.jpg") == 1
 

@@ -93,7 +93,7 @@ def test_one_unseen_item_for_many_is_fetched_decoded_and_processed_once(
     leader.close()
     wait_for(lambda: num_waiting(render_server) == [NUM_REQUESTS - 1])
     gate.open()
-    rest.join(60)
+    rest.join(120)
     assert answers == [200] * (NUM_REQUESTS - 1)
     assert shared_origin.hits(path) == 1
     assert render_server.decodes() == before + 1

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
 import signal
 import time
@@ -74,20 +76,27 @@ def test_a_killed_engine_is_replaced_and_the_next_request_waits_for_it(
 
 
 def test_a_stream_goes_on_when_the_engine_dies_in_it(mortal_server: Server) -> None:
-    body = {**request(picture(2), text("b")), "max_tokens": 48, "temperature": 0}
-    whole = chat(mortal_server, picture(2), text("b"), max_tokens=48)
-    repairs = mortal_server.metric("repairs_total", reason="engine_lost")
+    messages: Any = request(picture(2), text("b"))["messages"]
+    whole = chat(mortal_server, picture(2), text("b"), max_tokens=96)
     client = mortal_server.openai()
-    pieces: list[str] = []
-    chunks = client.chat.completions.create(
-        model="tiny", messages=body["messages"], max_tokens=48, temperature=0, stream=True
-    )
-    for number, chunk in enumerate(chunks):
-        pieces.append(chunk.choices[0].delta.content or "")
-        if number == 6:
-            kill(mortal_server)
-    assert "".join(pieces) == whole
-    assert mortal_server.metric("repairs_total", reason="engine_lost") == repairs + 1
+
+    def num_repairs() -> float:
+        return mortal_server.metric("repairs_total", reason="engine_lost")
+
+    before = num_repairs()
+    for _ in range(20):  # the engine may be done before it is killed: nobody slows it down
+        pieces: list[str] = []
+        chunks = client.chat.completions.create(
+            model="tiny", messages=messages, max_tokens=96, temperature=0, stream=True
+        )
+        for number, chunk in enumerate(chunks):
+            pieces.append(chunk.choices[0].delta.content or "")
+            if number == 6:
+                kill(mortal_server)
+        assert "".join(pieces) == whole
+        if num_repairs() > before:
+            break
+    assert num_repairs() == before + 1
     sender, receiver = mirrors(mortal_server)
     assert sender == receiver
 
@@ -117,21 +126,28 @@ def test_a_request_larger_than_the_cache_is_answered(mortal_server: Server) -> N
 
 
 def test_a_client_that_leaves_ends_its_generation(mortal_server: Server) -> None:
-    url = f"{mortal_server.url}/v1/chat/completions"
-    body = {**request(picture(1), text("f")), "max_tokens": 2000, "ignore_eos": True}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(url, json=body, timeout=0.5)
+    path = "/v1/chat/completions"
+    body = {**request(picture(1), text("f")), "max_tokens": 20_000, "ignore_eos": True}
+    before = mortal_server.metric("requests_total", route="chat", status="499")
+    leaving = http.client.HTTPConnection("127.0.0.1", mortal_server.port)
+    leaving.request("POST", path, json.dumps(body))
+    deadline = time.monotonic() + 60
+    while not engine_of(mortal_server)._streams:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    leaving.close()
     mortal_server.wait_idle()
     assert not engine_of(mortal_server)._streams
+    url = f"{mortal_server.url}{path}"
     with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as response:
         next(response.iter_lines())
     mortal_server.wait_idle()
     assert not engine_of(mortal_server)._streams
     left = mortal_server.metric("requests_total", route="chat", status="499")
-    assert left == 2
+    assert left == before + 2
     started = time.monotonic()
     chat(mortal_server, text("g"), max_tokens=1)
-    assert time.monotonic() - started < 20  # The 2,000 tokens of the others take longer.
+    assert time.monotonic() - started < 20  # The 20,000 tokens of the others take longer.
 
 
 def test_a_prompt_that_does_not_fit_is_a_400(mortal_server: Server) -> None:

@@ -248,6 +248,12 @@ def test_a_file_that_is_replaced_all_the_time_is_always_one_of_its_contents(
     (path,) = place(folder, contents[0])
     stop = threading.Event()
 
+    def answer() -> Any:
+        """Sends the request again as long as it is told to: the file changes while it is read."""
+        while (response := post(server, image(url(path)))).status_code != 200:
+            assert response.json()["error"]["retryable"], response.text
+        return rendered(response.json())
+
     def replace_again_and_again() -> None:
         turn = 0
         while not stop.wait(SETTLED_S * 1.5):
@@ -260,8 +266,8 @@ def test_a_file_that_is_replaced_all_the_time_is_always_one_of_its_contents(
     thread.start()
     try:
         with ThreadPoolExecutor(4) as pool:
-            jobs = [pool.submit(render, server, image(url(path))) for _ in range(24)]
-            answers = [rendered(job.result(60)) for job in jobs]
+            jobs = [pool.submit(answer) for _ in range(24)]
+            answers = [job.result(120) for job in jobs]
     finally:
         stop.set()
         thread.join()

@@ -42,7 +42,7 @@ def generating_server(model: Path, *flags: str) -> Iterator[tuple[Process, str]]
         url = server.read_until(r"serving .* at (http://\S+)")
         children = psutil.Process(server.process.pid).children(recursive=True)
         yield server, url
-        psutil.wait_procs(children, timeout=20)
+        psutil.wait_procs(children, timeout=60)
         assert not any(child.is_running() for child in children)
 
 
@@ -67,7 +67,7 @@ def test_it_serves_and_stops_on_sigint_leaving_no_process(tiny_model: Callable[.
         assert json.loads(pieces[-1])["choices"][0]["finish_reason"] == "length"
         assert "Traceback" not in server.output
         assert "stopped" in server.output
-        psutil.wait_procs(children, timeout=10)
+        psutil.wait_procs(children, timeout=60)
         assert not any(child.is_running() for child in children)
 
 

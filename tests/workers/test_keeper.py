@@ -78,9 +78,10 @@ def test_one_that_ends_is_replaced_as_often_as_it_does(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     children = [make(loads)]
-    ready = threading.Semaphore(0)
+    ready, may_start = threading.Semaphore(0), threading.Semaphore(0)
 
     def spawn() -> Child:
+        assert may_start.acquire(timeout=WAIT_S)
         children.append(make(loads))
         return children[-1]
 
@@ -95,6 +96,7 @@ def test_one_that_ends_is_replaced_as_often_as_it_does(
         for _ in range(2):
             with pytest.raises(NurseryGoneError):
                 fork(kept)
+        may_start.release()
     assert ready.acquire(timeout=WAIT_S)
     assert caplog.text.count("until there are workers") == 3
     kept.close()
