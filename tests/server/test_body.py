@@ -19,7 +19,7 @@ from lazydecode.errors import (
 )
 from lazydecode.media.budget import ByteBudget
 from lazydecode.renderers.hold import EncodedHold
-from lazydecode.server import body
+from lazydecode.server import arriving
 from lazydecode.server.body import read_body, read_chat_request
 
 
@@ -86,7 +86,7 @@ async def test_a_body_that_stalls_or_trickles_is_given_up(pause_s: float) -> Non
 async def test_a_body_that_stalls_keeps_no_memory_for_what_has_not_arrived(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(body, "_BRISK_GRACE_S", 0.05)
+    monkeypatch.setattr(arriving, "_BRISK_GRACE_S", 0.05)
     mib = 1024 * 1024
     budget = ByteBudget(10 * mib)
     goes_on = asyncio.Event()
@@ -117,7 +117,7 @@ async def test_a_body_that_stalls_keeps_no_memory_for_what_has_not_arrived(
 async def test_a_body_that_stalled_and_goes_on_while_memory_is_short_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(body, "_BRISK_GRACE_S", 0.0)
+    monkeypatch.setattr(arriving, "_BRISK_GRACE_S", 0.0)
     mib = 1024 * 1024
     budget = ByteBudget(10 * mib)
     client = Client([bytes(mib), bytes(3 * mib)], length=4 * mib)
@@ -140,7 +140,7 @@ async def test_a_slow_connection_has_time_for_a_large_body(
 ) -> None:
     client = Client([b"x" * 32 * 1024] * 5)
     now = 0.0
-    monkeypatch.setattr(body, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(arriving, "time", SimpleNamespace(monotonic=lambda: now))
 
     async def receive() -> Message:
         nonlocal now

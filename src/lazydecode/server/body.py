@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-import numpy as np
-from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from lazydecode.errors import InvalidRequestError, RequestTimeoutError, RequestTooLargeError
+from lazydecode.errors import InvalidRequestError
 from lazydecode.renderers.chat import Conversation, parse_media_messages, parse_messages
 from lazydecode.renderers.hold import EncodedHold
+from lazydecode.server.arriving import (
+    ArrivingHold,
+    BodyBuffer,
+    Pace,
+    body_chunks,
+    content_length,
+    too_large,
+)
 from lazydecode.server.payload_cut import CutBody, PayloadFinder
 from lazydecode.server.protocol import ChatCompletionRequest, decode_request
+from lazydecode.server.straight_body import StraightBody, straight_body
 
 _T = TypeVar("_T")
 _INLINE_BYTES: Final = 64 * 1024
 """Up to here, payloads apart, parsing takes some 50 µs, less than a thread hop."""
-FREE_BYTES: Final = 1024 * 1024
-"""Bodies up to here are read without asking for memory."""
-_SLOW_BYTES_PER_S: Final = 32 * 1024
-"""A body holds memory and a place in the queue while it arrives. Who sends more slowly than the
-slowest usable connection holds them for nothing."""
-_BRISK_BYTES_PER_S: Final = 1024 * 1024
-_BRISK_GRACE_S: Final = 1.0
-"""A body that falls so far behind such a pace keeps no memory for what has not arrived."""
+_SLOW_PIECE_BYTES: Final = 64 * 1024
+"""So much at once is asked for of the memory budget while a body does not come briskly."""
 
 
 async def read_body(
@@ -60,14 +60,19 @@ async def read_body(
         RequestTimeoutError: If it comes too slowly.
         ClientDisconnect: If the client went away before the end.
     """
-    stated = content_length(scope)
-    arriving = ArrivingHold(hold, min(stated or 0, max_bytes), cost=_with_payload)
-    chunks = body_chunks(
-        scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, on_slow=arriving.slow_down
-    )
-    if (stated or 0) <= max_bytes:
-        await arriving.begin()
-    body = BodyBuffer(min(stated or 0, max_bytes))
+    stated = content_length(scope) or 0
+    if stated > max_bytes:
+        raise too_large(max_bytes)
+    arriving = ArrivingHold(hold, stated, cost=_with_payload)
+    await arriving.begin()
+    body = BodyBuffer(stated)
+    pace = Pace(max_stall_s)
+    straight = straight_body(scope) if stated else None
+    if straight is not None:
+        reading = _StraightReading(straight, body, arriving=arriving, pace=pace, on_chunk=on_chunk)
+        await reading.read(stated)
+        return body.view()
+    chunks = body_chunks(scope, receive, max_bytes=max_bytes, pace=pace, on_slow=arriving.slow_down)
     async with aclosing(chunks):
         async for chunk in chunks:
             await arriving.arrived(body.filled + len(chunk))
@@ -76,138 +81,90 @@ async def read_body(
     return body.view()
 
 
-class ArrivingHold:
-    """The memory of a body that arrives: for all of it, as long as it comes briskly.
+class _StraightReading:
+    """Fills a buffer of the stated size, with what `body_chunks` looks after too.
 
-    It is waited for before the first byte is read, when nothing is held. A client that then
-    falls behind has it taken away but for what has arrived, so that it keeps no memory from
-    others by announcing; what comes after that is held as it comes, or refused.
-
-    Args:
-        hold: Gets the memory; None: nobody counts.
-        announced: Size of the body as the client states it; 0: it does not.
-        cost: Size of a body -> memory for it.
+    While the body comes briskly, the memory for all of it is held, and nothing is waited for but
+    its end.
     """
 
     def __init__(
-        self, hold: EncodedHold | None, announced: int, *, cost: Callable[[int], int]
+        self,
+        straight: StraightBody,
+        body: BodyBuffer,
+        *,
+        arriving: ArrivingHold,
+        pace: Pace,
+        on_chunk: Callable[[bytes], object],
     ) -> None:
-        self._hold = hold
-        self._announced = announced
-        self._cost = cost
-        self._arrived = 0
+        self._straight = straight
+        self._body = body
+        self._arriving = arriving
+        self._pace = pace
+        self._on_chunk = on_chunk
+        self._is_all_held = True
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def begin(self) -> None:
-        """Wait for the memory of a large body.
-
-        Raises:
-            OverloadedError: If there is none in time.
-        """
-        if self._hold is not None and self._announced > FREE_BYTES:
-            await self._hold.require(self._cost(self._announced))
-
-    async def arrived(self, num_bytes: int) -> None:
-        """Hold memory for so many bytes, before they are kept.
+    async def read(self, stated: int) -> None:
+        """Return when all has arrived.
 
         Raises:
-            OverloadedError: If there is no more.
+            LazyDecodeError: See `read_body`.
+            ClientDisconnect: If the client went away before the end.
         """
-        self._arrived = num_bytes
-        needed = self._cost(num_bytes)
-        if self._hold is not None and num_bytes > FREE_BYTES and needed > self._hold.nbytes:
-            ahead = 2 * needed
-            if num_bytes <= self._announced:
-                ahead = min(ahead, self._cost(self._announced))
-            await self._hold.require(ahead)
+        body = self._body
+        if first := self._straight.take(stated):
+            await self._arriving.arrived(len(first))
+            body.append(first)
+            self._on_chunk(first)
+        while body.filled < stated:
+            end = stated
+            if not self._is_all_held:
+                end = min(stated, body.filled + _SLOW_PIECE_BYTES)
+                await self._arriving.arrived(end)
+            self._pace.begin()
+            self._arm()
+            try:
+                await self._straight.read_into(body.unfilled(end), self._take)
+            finally:
+                self._disarm()
+                self._pace.end()
 
-    def slow_down(self) -> None:
-        """Give back what has not arrived."""
-        if self._hold is not None:
-            self._hold.shrink(self._cost(self._arrived))
+    def _take(self, part: memoryview) -> None:
+        self._body.filled += len(part)
+        self._on_chunk(bytes(part))  # a copy that does not leave the processor's cache
 
+    def _arm(self) -> None:
+        left_s = self._pace.left_s(self._body.filled)
+        brisk_s = self._pace.brisk_s(self._body.filled)
+        wait_s = brisk_s if left_s is None else min(brisk_s, left_s)
+        self._timer = asyncio.get_running_loop().call_later(wait_s, self._check)
 
-async def body_chunks(
-    scope: Scope,
-    receive: Receive,
-    *,
-    max_bytes: int,
-    max_stall_s: float | None,
-    on_slow: Callable[[], object] = lambda: None,
-) -> AsyncGenerator[bytes]:
-    """Yield the body of an HTTP request as it arrives.
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    Args:
-        scope: The request's.
-        receive: The request's.
-        max_bytes: As for `read_body`.
-        max_stall_s: As for `read_body`.
-        on_slow: Called whenever the body has fallen behind a brisk connection.
+    def _check(self) -> None:
+        """See whether the body has come on since the timer was set."""
+        self._timer = None
+        filled = self._body.filled
+        left_s = self._pace.left_s(filled)
+        if left_s is not None and left_s <= 0:
+            self._straight.fail(self._pace.too_slow(filled))
+        elif self._pace.brisk_s(filled):
+            self._arm()
+        else:
+            self._fall_behind(left_s)
 
-    Raises:
-        RequestTooLargeError: As soon as more than `max_bytes` are announced or arrived.
-        RequestTimeoutError: If it comes too slowly.
-        ClientDisconnect: If the client went away before the end.
-    """
-    stated = content_length(scope)
-    if stated is not None and stated > max_bytes:
-        raise _too_large(max_bytes)
-    total = 0
-    waited_s = 0.0
-    while True:
-        # Only the client's time counts, not that in which memory is waited for.
-        began = time.monotonic()
-        left_s = None
-        if max_stall_s is not None:
-            left_s = max_stall_s + total / _SLOW_BYTES_PER_S - waited_s
-        brisk_s = max(0.0, _BRISK_GRACE_S + total / _BRISK_BYTES_PER_S - waited_s)
-        slow = asyncio.get_running_loop().call_later(brisk_s, on_slow)
-        try:
-            async with asyncio.timeout(left_s):
-                message = await receive()
-        except TimeoutError as exc:
-            raise RequestTimeoutError(
-                f"the body did not arrive in time: {total} bytes in "
-                f"{waited_s + time.monotonic() - began:.0f} s"
-            ) from exc
-        finally:
-            slow.cancel()
-        waited_s += time.monotonic() - began
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        chunk: bytes = message.get("body", b"")
-        total += len(chunk)
-        if total > max_bytes:
-            raise _too_large(max_bytes)
-        if chunk:
-            yield chunk
-        if not message.get("more_body", False):
-            return
-
-
-class BodyBuffer:
-    """Takes chunks; of the stated size if there is one, growing otherwise.
-
-    The stated size is not filled with zeros, as a `bytearray` would be: that touches every page
-    on the event loop, 1 ms per MB. Pages that no byte arrives for are never touched at all.
-    """
-
-    def __init__(self, stated: int) -> None:
-        self._memory: memoryview | bytearray = np.empty(stated, np.uint8).data
-        self.filled = 0
-        """Bytes so far."""
-
-    def append(self, chunk: bytes) -> None:
-        """Add a chunk at the end."""
-        end = self.filled + len(chunk)
-        if isinstance(self._memory, memoryview) and end > len(self._memory):
-            self._memory = bytearray(self._memory[: self.filled])
-        # Beyond the end of a bytearray this appends.
-        self._memory[self.filled : end] = chunk
-        self.filled = end
-
-    def view(self) -> memoryview:
-        """Return what was added, without a copy."""
-        return memoryview(self._memory)[: self.filled]
+    def _fall_behind(self, left_s: float | None) -> None:
+        self._arriving.num_arrived = max(self._arriving.num_arrived, self._body.filled)
+        self._arriving.slow_down()
+        if self._is_all_held:
+            self._is_all_held = False
+            self._straight.stop()
+        elif left_s is not None:
+            self._timer = asyncio.get_running_loop().call_later(left_s, self._check)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,15 +272,3 @@ async def read_chat_request(
 def _with_payload(num_bytes: int) -> int:
     """Memory for a body of base64 and for what is decoded from it."""
     return num_bytes + num_bytes * 3 // 4
-
-
-def content_length(scope: Scope) -> int | None:
-    """Return how many bytes the client announced; None if it did not."""
-    for name, value in scope["headers"]:
-        if name == b"content-length":
-            return int(value) if value.isdigit() else None
-    return None
-
-
-def _too_large(max_bytes: int) -> RequestTooLargeError:
-    return RequestTooLargeError(f"the body is larger than {max_bytes} bytes", value=max_bytes)

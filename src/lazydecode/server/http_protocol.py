@@ -1,6 +1,7 @@
 """uvicorn's HTTP protocol, without its copies of request bodies, and with turns to read them.
 
-An answer's head and body are one write instead of two.
+Who reads a body of a stated length can have the connection for itself (`straight_body`). An
+answer's head and body are one write instead of two.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
+from httptools import HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from lazydecode.server.straight_body import EXTENSION, StraightBody
 from lazydecode.turns import Turns
 
 _READERS: Final = 2
@@ -46,6 +49,9 @@ class UncopiedBodies(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._turns = turns
         self._brought_body = False
+        self._is_lent = False
+        self._to_drop = 0
+        """Bytes of a body that will be read by nobody: the parser has not been told of them."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection."""
@@ -55,6 +61,12 @@ class UncopiedBodies(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Take bytes from the transport; if they end within a body, the next wait for a turn."""
         self._brought_body = False
+        if self._to_drop:
+            num_dropped = min(self._to_drop, len(data))
+            self._to_drop -= num_dropped
+            data = data[num_dropped:]
+            if not data:
+                return
         super().data_received(data)
         # uvicorn lets up to 64 KiB add up; pieces below that came from all connections at once.
         # What comes after the answer is read and dropped.
@@ -68,6 +80,8 @@ class UncopiedBodies(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not before:
             self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
+            straight: Any = StraightBody(self, self.cycle)  # uvicorn knows extensions of dicts
+            self.scope["extensions"] = {EXTENSION: straight}
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body from the parser."""
@@ -76,6 +90,40 @@ class UncopiedBodies(HttpToolsProtocol):
             # Empty bytes plus `body` are `body` itself, and so is a copy of bytes.
             self.cycle.body = b""  # type: ignore[assignment]
         super().on_body(body)
+
+    # -- while somebody else reads
+
+    def lend(self, reader: StraightBody) -> None:
+        """Let the rest of a body go to `reader`; it has had all that came before."""
+        self._is_lent = True
+        self._to_drop = 0
+        self.flow.pause_reading()
+        self.transport.set_protocol(reader)
+        self.transport.resume_reading()
+
+    def read_in_turn(self) -> None:
+        """Have the reader wait for its turn before it goes on."""
+        if not self._turns.take():
+            self.transport.pause_reading()
+            self._turns.ask(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._is_lent and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def take_back(self, num_left: int) -> None:
+        """Read again, in the usual way: what follows `num_left` bytes of the body."""
+        self._is_lent = False
+        if self.transport.is_closing():
+            return
+        self.transport.pause_reading()
+        self.transport.set_protocol(self)
+        # The old one waits for the body.
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._to_drop = num_left
+        if not num_left:
+            self.on_message_complete()
 
 
 class _FlowInTurns(FlowControl):

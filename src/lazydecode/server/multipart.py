@@ -13,7 +13,13 @@ from starlette.types import Receive, Scope
 
 from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.renderers.hold import EncodedHold
-from lazydecode.server.body import ArrivingHold, BodyBuffer, body_chunks, content_length
+from lazydecode.server.arriving import (
+    ArrivingHold,
+    BodyBuffer,
+    Pace,
+    body_chunks,
+    content_length,
+)
 
 FILE_FIELD: Final = "file"
 _MAX_PARTS: Final = 64
@@ -65,7 +71,11 @@ async def read_form(
     await arriving.begin()
     reader = _Reader(boundary, max_file_bytes=max_file_bytes, expected=expected)
     chunks = body_chunks(
-        scope, receive, max_bytes=max_bytes, max_stall_s=max_stall_s, on_slow=arriving.slow_down
+        scope,
+        receive,
+        max_bytes=max_bytes,
+        pace=Pace(max_stall_s),
+        on_slow=arriving.slow_down,
     )
     failure: InvalidRequestError | None = None
     async with aclosing(chunks):
