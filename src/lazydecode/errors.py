@@ -255,3 +255,22 @@ class CacheMissError(EngineError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return CacheMissError, (self.hashes,)
+
+
+def forget_frames(error: BaseException) -> None:
+    """Let go of what the frames hold through which an error and its causes came.
+
+    Such a frame holds the request or the payload, and mostly what holds the error: a circle that
+    would keep them until the collector comes by, long after their memory was counted as given
+    back. For whoever has logged the error, or knows that nobody will.
+    """
+    pending, seen = [error], set[int]()
+    while pending:
+        found = pending.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        found.__traceback__ = None
+        pending += [near for near in (found.__cause__, found.__context__) if near is not None]
+        if isinstance(found, BaseExceptionGroup):
+            pending += found.exceptions

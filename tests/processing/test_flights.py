@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from typing import Any
@@ -447,6 +449,29 @@ def test_a_failure_in_a_worker_ends_the_flight(
     assert isinstance(flight.result_future.exception(30), CorruptMediaError)
     assert (flight.decode_future.exception(30) is None) == is_decoded
     assert "a" not in flights.outputs
+
+
+def test_a_failure_keeps_nothing_that_it_came_through(elsewhere: Any, work: Work) -> None:
+    kept: list[weakref.ref[Work]] = []
+
+    def answer(data: bytes, on_decoded: Callable[[float], None]) -> ItemOutput:
+        local = Work()
+        kept.append(weakref.ref(local))
+        try:
+            raise OSError
+        except OSError as exc:
+            raise CorruptMediaError("bad") from exc
+
+    flights, workers = elsewhere(answer)
+    gc.collect()
+    gc.disable()  # it would find the circle of error, frame and flight, but later
+    try:
+        flight = flights.join("a", work.ref(), work.process, JOB)
+        assert isinstance(flight.result_future.exception(30), CorruptMediaError)
+        workers.pool.shutdown()
+        assert kept[0]() is None
+    finally:
+        gc.enable()
 
 
 def test_a_worker_does_not_begin_what_nobody_waits_for(elsewhere: Any, work: Work) -> None:

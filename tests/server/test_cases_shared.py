@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+from lazydecode.server.exchange import Exchange
 from tests.builders import make_jpeg
 from tests.origin import Gate, Origin
 from tests.server.harness import Server, data_url, image, request, text
@@ -179,6 +180,23 @@ def test_a_crowd_with_more_pictures_than_memory_is_served_within_the_budget(
     assert 1_000_000 < peaks["decoded"] <= renderer.decoded_budget.capacity
     assert 0 < peaks["encoded"] <= renderer.encoded_budget.capacity
     assert renderer.decoded_budget.held_bytes == renderer.encoded_budget.held_bytes == 0
+
+
+def test_what_was_refused_is_gone_without_the_collector(
+    tight_server: Server, client: httpx.Client
+) -> None:
+    """Its memory counts as given back then: no error may keep request and pictures alive."""
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(3):
+            broken = image(data_url(make_jpeg()[:-200] + os.urandom(8)))
+            body = request(broken, text("x" * number))
+            assert client.post(url_of(tight_server), json=body).status_code == 422
+        # The answer is out before the last frames are left.
+        wait_for(lambda: not any(type(kept) is Exchange for kept in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 def settled_rss() -> int:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, wait
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from lazydecode.errors import forget_frames
 from lazydecode.media.base import MediaRef
 
 _T = TypeVar("_T")
@@ -98,6 +99,8 @@ async def await_with_cancellation_drain(
                     on_cancel()
     if cancelled is None:
         return work.result()
-    if not work.cancelled():
-        work.exception()  # Retrieved, so that nothing logs it as lost.
+    # Retrieved, so that nothing logs it as lost.
+    failure = None if work.cancelled() else work.exception()
+    if failure is not None:
+        forget_frames(failure)
     raise cancelled

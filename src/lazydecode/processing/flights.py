@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
+from lazydecode.errors import LazyDecodeError, forget_frames
 from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaRef
 from lazydecode.processing.failures import time_limit_error
@@ -371,5 +372,8 @@ class ItemFlights:
     @staticmethod
     def _end(flight: _Flight, exc: BaseException) -> None:
         flight.land()
+        # Of others the log wants to know where they were.
+        if isinstance(exc, LazyDecodeError | CancelledError):
+            forget_frames(exc)
         flight.end_decode(exc)
         flight.result_future.set_exception(exc)

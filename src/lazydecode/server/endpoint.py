@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from lazydecode.errors import OverloadedError
+from lazydecode.errors import OverloadedError, forget_frames
 from lazydecode.server.context import ServerContext
 from lazydecode.server.error_mapping import ErrorAnswer, map_error
 from lazydecode.server.exchange import Exchange
@@ -100,13 +100,15 @@ class Endpoint:
                 await _answer_error(exchange, OverloadedError("the server is being stopped"))
             except Exception as exc:  # Whatever it is, the client gets an answer.
                 await _answer_error(exchange, exc)
-        except (ClientDisconnect, OSError):
+        except (ClientDisconnect, OSError) as exc:
+            forget_frames(exc)
             exchange.status = CLIENT_LEFT
             logger.debug("request %s: the client went away", exchange.request_id)
 
 
 async def _answer_error(exchange: Exchange, exc: Exception) -> None:
     error = map_error(exc, request_id=exchange.request_id)
+    forget_frames(exc)
     if exchange.status is None:
         await exchange.answer_json(error.status, error.body, headers=error.headers)
         return
