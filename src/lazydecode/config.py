@@ -134,6 +134,12 @@ class Settings(BaseSettings):
         gt=0,
         description="How far a body may fall behind 32 KiB per second, seconds; then 408.",
     )
+    max_prompt_chars: int = Field(
+        _REQUEST.max_prompt_chars,
+        gt=0,
+        description="Longest text of a request, in characters: its messages, tools or template "
+        "variables, with 128 for each message, part and object; also most token ids.",
+    )
     max_encoded_mb_per_request: float = Field(
         _REQUEST.max_encoded_bytes_per_request / MIB, gt=0, description="MiB of encoded media."
     )
@@ -380,6 +386,7 @@ class Settings(BaseSettings):
             max_items=dict(self.limit_mm_per_prompt),
             max_body_bytes=int(self.max_request_body_mb * MIB),
             max_body_stall_s=self.max_request_body_stall,
+            max_prompt_chars=self.max_prompt_chars,
             max_encoded_bytes_per_request=int(self.max_encoded_mb_per_request * MIB),
             max_decoded_bytes_per_request=int(self.max_decoded_mb_per_request * MIB),
             max_encoded_bytes=int(self.max_encoded_mb * MIB),

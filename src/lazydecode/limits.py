@@ -82,6 +82,9 @@ class RequestLimits:
     max_body_bytes: int = 512 * MIB
     max_body_stall_s: float = 30.0
     """How far the arrival of a body may fall behind a slow connection's; then 408."""
+    max_prompt_chars: int = 4 * 1024 * 1024
+    """Characters of a request's text, structure counted as `renderers.text_size` says; also token
+    ids that come in its place. A million tokens of English have about as many."""
     max_encoded_bytes_per_request: int = 1024 * MIB
     max_decoded_bytes_per_request: int = 4096 * MIB
     max_encoded_bytes: int = 4096 * MIB

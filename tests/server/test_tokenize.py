@@ -189,3 +189,43 @@ def test_characters_with_a_meaning_inside_forge_no_token(render_server: Server) 
     added = render_server.context.frontend.prompt_tokenizer.added_ids
     for prompt in prompts:
         assert not added & set(ok(render_server, "/tokenize", {"prompt": prompt})["tokens"])
+
+
+def test_text_beyond_the_limit_is_refused_before_it_is_written_or_tokenized(
+    render_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render_server.context.renderer.prompts, "_max_chars", 2000)
+    words, ids = "a" * 2001, [5] * 2001
+    chat = request(text(words))
+    tools = [{"type": "function", "function": {"name": words}}]
+    empty = [{"role": "user", "content": ""}] * 20
+    for path, body, name in (
+        ("/tokenize", {"prompt": words}, "prompt"),
+        ("/detokenize", {"tokens": ids}, "tokens"),
+        ("/tokenize", {"messages": chat["messages"]}, "messages"),
+        ("/v1/chat/completions/count", chat, "messages"),
+        ("/v1/chat/completions/render", chat, "messages"),
+        ("/v1/chat/completions/render", request(text(words), image(picture())), "messages"),
+        ("/v1/chat/completions/render", {"messages": empty}, "messages"),
+        ("/v1/chat/completions/render", request(text("x")) | {"tools": tools}, "tools"),
+        (
+            "/v1/chat/completions/render",
+            request(text("x")) | {"chat_template_kwargs": {"x": {"y": words}}},
+            "chat_template_kwargs",
+        ),
+        (
+            "/v1/chat/completions/render",
+            {"messages": [], "prompt_token_ids": ids},
+            "prompt_token_ids",
+        ),
+    ):
+        response = render_server.post(path, body)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, name), response.text
+        assert "the server takes 2000" in error["message"]
+    for path, body in (
+        ("/tokenize", {"prompt": "a" * 2000}),
+        ("/detokenize", {"tokens": [5] * 2000}),
+        ("/v1/chat/completions/render", request(text("a" * 1000), image(picture()))),
+    ):
+        ok(render_server, path, body)

@@ -13,8 +13,10 @@ import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
+from lazydecode.models import core_calls
 from lazydecode.models.bare_core import Beginning, without_added_tokens
 from lazydecode.models.marks import MARK_END, MARK_START, TextMarker, has_marks, leftmost_longest
 
@@ -235,8 +237,7 @@ class PromptTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of token ids."""
         if self._core is not None:
-            text: str = self._core.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-            return text
+            return core_calls.decode(self._core, token_ids, skip_special_tokens=skip_special_tokens)
         with self._lock:
             plain: str = self.hf_tokenizer.decode(
                 list(token_ids), skip_special_tokens=skip_special_tokens
@@ -255,8 +256,7 @@ class PromptTokenizer:
 
     def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
         if self._core is not None:
-            ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
-            return ids
+            return core_calls.encode(self._core, text, add_special_tokens=add_special_tokens)
         with self._lock:
             slow: list[int] = self.hf_tokenizer.encode(text, add_special_tokens=add_special_tokens)
             return slow
@@ -329,9 +329,8 @@ class PromptTokenizer:
 
     def _encode_with_offsets(self, text: str, base: int) -> tuple[list[int], list[int], list[int]]:
         if self._core is not None:
-            encoding = self._core.encode(text, add_special_tokens=False)
-            offsets = encoding.offsets
-            return encoding.ids, [base + o[0] for o in offsets], [base + o[1] for o in offsets]
+            found, offsets = core_calls.encode_with_offsets(self._core, text)
+            return found, [base + o[0] for o in offsets], [base + o[1] for o in offsets]
         ids: list[int] = []
         starts: list[int] = []
         ends: list[int] = []
@@ -430,13 +429,7 @@ class PromptTokenizer:
                 return ids
 
             return encode_slow
-        bare = without_added_tokens(self._core, begins)
-
-        def encode_fast(text: str) -> list[int]:
-            ids: list[int] = bare.encode(text, add_special_tokens=False).ids
-            return ids
-
-        return encode_fast
+        return partial(core_calls.encode, without_added_tokens(self._core, begins))
 
 
 def _copy_core(tokenizer: Any) -> Any | None:

@@ -92,7 +92,7 @@ class BaseRenderer:
         limits = self.limits = settings.request_limits
         self._connector = connector
         self._mm_executor = ThreadPoolExecutor(1, "lazydecode-mm")
-        self.prompts = PromptWriter(frontend)
+        self.prompts = PromptWriter(frontend, max_chars=limits.max_prompt_chars)
         cache_bytes = int(settings.mm_processor_cache_gb * GIB)
         self.caches = FrontendCaches()
         if cache_bytes:
@@ -210,6 +210,7 @@ class BaseRenderer:
             max_items=self._max_items(),
         )
         if (token_ids := request.prompt_token_ids) is not None:
+            self.prompts.check_token_count(token_ids, parameter="prompt_token_ids")
             await self.prompts.on_thread(
                 lambda: self.frontend.check_prompt_tokens(token_ids, conversation.counts())
             )

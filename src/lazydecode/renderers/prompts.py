@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.template import RenderedPrompt
 from lazydecode.renderers.chat import Conversation
+from lazydecode.renderers.text_size import check_text_size, text_size
 from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")
@@ -45,10 +46,12 @@ class PromptWriter:
 
     Args:
         frontend: The model's.
+        max_chars: Longest text of a request, and most token ids that come in its place.
     """
 
-    def __init__(self, frontend: ModelFrontend) -> None:
+    def __init__(self, frontend: ModelFrontend, *, max_chars: int) -> None:
         self._frontend = frontend
+        self._max_chars = max_chars
         self._threads = ThreadPoolExecutor(_THREADS, "lazydecode-tokenize")
 
     def is_quick(self, request: RenderRequest) -> bool:
@@ -61,7 +64,11 @@ class PromptWriter:
         )
 
     async def write(self, request: RenderRequest, timeline: Timeline) -> str | list[int]:
-        """The text with placeholders, or token ids if there are no media to be put into it."""
+        """The text with placeholders, or token ids if there are no media to be put into it.
+
+        Raises:
+            LazyDecodeError: If there is too much text, or the model refuses the conversation.
+        """
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
         with timeline.stage("template"):
@@ -72,7 +79,29 @@ class PromptWriter:
                 return self._finish(request, rendered)
             return await self.on_thread(lambda: self._finish(request, rendered))
 
+    def check_text(self, text: str, *, parameter: str) -> None:
+        """Refuse a text that is too long to be tokenized.
+
+        Raises:
+            ValidationError: If it is.
+        """
+        check_text_size(len(text), self._max_chars, parameter=parameter)
+
+    def check_token_count(self, token_ids: Sequence[int], *, parameter: str) -> None:
+        """Refuse more token ids than a request may bring.
+
+        Raises:
+            ValidationError: If there are more.
+        """
+        check_text_size(len(token_ids), self._max_chars, parameter=parameter, unit="token ids")
+
     def _write(self, request: RenderRequest) -> RenderedPrompt:
+        if not request.conversation.is_short:
+            size = text_size(request.conversation.messages)
+            check_text_size(size, self._max_chars, parameter="messages")
+        for name in ("tools", "chat_template_kwargs"):
+            if value := getattr(request, name):
+                check_text_size(text_size(value), self._max_chars, parameter=name)
         return self._frontend.render_chat(
             request.conversation.messages,
             tools=request.tools,

@@ -40,6 +40,7 @@ async def _answer_tokens(
     frontend, text = context.frontend, given.text
     on_tokenizer = context.renderer.prompts.on_thread
     if text is not None:
+        context.renderer.prompts.check_text(text, parameter="prompt")
         token_ids = await on_tokenizer(lambda: frontend.encode(text, given.add_special_tokens))
     else:
         parsed = ParsedRequest(given.chat, given.conversation, hold)
@@ -64,6 +65,7 @@ async def detokenize(context: ServerContext, exchange: Exchange) -> None:
     async with EncodedHold(context.renderer.encoded_budget) as hold:
         given = await read_body_as(context, exchange, parse_detokenize, hold)
         check_model(context, given.model)
+        context.renderer.prompts.check_token_count(given.tokens, parameter="tokens")
 
         def decode() -> str:
             check_token_ids(given.tokens, frontend.vocabulary_size, parameter="tokens")
