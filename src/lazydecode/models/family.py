@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -142,6 +142,10 @@ class Family:
         self._too_large: Memo[int] = Memo()
         self._before: Memo[list[int]] = Memo()
         self._default_name = _name(options.defaults)
+        self._follows_from_size = (
+            "image" in self._resizing and proof.headers.get("image", "content") != "content"
+        )
+        """Whether the text of a picture follows from its size."""
         self.pairing: SoundPairing | None = None
         """How videos are written with their sound; None: the family has no such pairs."""
         if proof.pairs_sound:
@@ -183,10 +187,18 @@ class Family:
         """
         self.check_modality(modality)
         merged = self.options.merge(options)
+        likeness: Hashable = None
+        if modality == "image" and self._follows_from_size:
+            likeness = (shape_of("image", item), _form(item), self._name(merged))
+            processed = self.items.process_like(item, likeness)
+            if processed is not None:
+                return processed
         if modality in self._resizing and not isinstance(item, RawVideo):
             self._check_size(modality, shape_of(modality, item), merged)
         if modality in self.raw_modalities:
             merged = raw_options(modality, merged) or merged
+        if likeness is not None:
+            return self.items.process_image(item, merged, likeness)
         return self.items.process(modality, item, merged)
 
     def random(self, options: Mapping[str, Any]) -> Random:
@@ -437,6 +449,11 @@ def text_behind(call: ProcessorCall, text: str, rule: BeforeText) -> list[int]:
     bos = call.bos_token
     special = rule.add_special_tokens and not (bos is not None and text.startswith(bos))
     return [*call.tokenizer.encode(text, add_special_tokens=special), *rule.suffix]
+
+
+def _form(image: Any) -> Hashable:
+    """Return what a processor could go by in a picture besides its size."""
+    return getattr(image, "mode", None) or (type(image), image.dtype, tuple(image.shape))
 
 
 def text_only_ids(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,14 +19,20 @@ from lazydecode.media.raw_video import RawVideo
 from lazydecode.models.expansion import ItemText
 from lazydecode.models.field_inference import FieldInferenceError, FieldRules
 from lazydecode.models.header_only import video_shape
+from lazydecode.models.memo import Memo
 from lazydecode.models.planes import planes_of
 from lazydecode.models.processor_call import Media, ProcessorCall, ProcessorOutput
+from lazydecode.models.replay import PartCall, WatchedPart
 from lazydecode.models.tokenization import PromptTokenizer
+from lazydecode.models.torch_threads import one_torch_thread
 
 logger = logging.getLogger(__name__)
 
 WITHOUT_TYPES: Final = {"return_mm_token_type_ids": False}
 """Option that saves the class a pass over all tokens whose result nobody reads."""
+
+_MAX_SHARED_CALLS: Final = 16
+"""Calls that differ in their options; further ones are kept per size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +78,15 @@ class ItemProcessor:
         self.texts = dict(texts)
         self.placeholders = dict(placeholders)
         self.rules = dict(rules)
+        self._seen: Memo[tuple[PartCall | None, ItemText]] = Memo()
+        """By likeness of pictures; without a call, only the class itself makes their tensors."""
+        self._shared_calls: list[PartCall] = []
 
     def process(
         self,
         modality: str,
         item: Any,
         options: Mapping[str, Any] | None = None,
-        *,
-        substitutes: Mapping[str, Any] | None = None,
     ) -> ProcessedItem:
         """Return the tensors and the text of one decoded item.
 
@@ -87,13 +94,60 @@ class ItemProcessor:
             modality: `image`, `video` or `audio`.
             item: A picture; (frames, metadata) or a container; samples at the processor's rate.
             options: The request's processor options.
-            substitutes: See `ProcessorCall`.
 
         Raises:
             InvalidRequestError: If the processor refuses the item.
         """
-        output = self._run_item(modality, self._in_order(modality, item), options, substitutes)
+        output = self._run_item(modality, self._in_order(modality, item), options, None)
         return self.result(modality, item, output)
+
+    def process_image(
+        self, image: Any, options: Mapping[str, Any] | None, likeness: Hashable
+    ) -> ProcessedItem:
+        """As `process`, for a picture whose text follows from its size.
+
+        Args:
+            image: The picture.
+            options: The request's processor options.
+            likeness: Equal for pictures of the same size and form under the same options.
+
+        Raises:
+            InvalidRequestError: If the processor refuses the picture.
+        """
+        is_new = self._seen.peek(likeness) is None
+        watched = WatchedPart.of(self.call.processor.image_processor) if is_new else None
+        if watched is None:
+            return self.process("image", image, options)
+        given = self._in_order("image", image)
+        output = self._run_item("image", given, options, {"image_processor": watched.stand_in})
+        processed = self.result("image", image, output)
+        part_call = self._shared(watched.call_for(given, self._tensors("image", output)))
+        self._seen.get(likeness, lambda: (part_call, processed.text))
+        return processed
+
+    def process_like(self, image: Any, likeness: Hashable) -> ProcessedItem | None:
+        """Return what `process_image` does, by the image processor alone; None if no picture of
+        that size was processed before, or the class does more about it.
+
+        Raises:
+            InvalidRequestError: If the processor refuses the picture.
+        """
+        part_call, text = self._seen.peek(likeness) or (None, None)
+        if part_call is None or text is None:
+            return None
+        given = self._in_order("image", image)
+        with _refusals(), self.call.lock, one_torch_thread():
+            tensors = part_call.run(given)
+        return ProcessedItem(self.rules["image"].item(tensors), text)
+
+    def _shared(self, call: PartCall | None) -> PartCall | None:
+        """Return an equal call that is kept already, if there is one: sizes rarely differ in it."""
+        for kept in self._shared_calls:
+            if kept == call:
+                return kept
+        if call is not None and len(self._shared_calls) < _MAX_SHARED_CALLS:
+            self._shared_calls.append(call)
+        return call
 
     def sketch(
         self,
@@ -129,10 +183,18 @@ class ItemProcessor:
         """
         rules = self.rules[modality]
         try:
-            kwargs = (rules.small if only_small else rules.item)(output.tensors)
+            kwargs = (rules.small if only_small else rules.item)(self._tensors(modality, output))
         except FieldInferenceError as exc:
             raise InvalidRequestError(str(exc)) from exc
         return ProcessedItem(kwargs, self.text_of(modality, item, output))
+
+    def _tensors(self, modality: str, output: ProcessorOutput) -> Mapping[str, Any]:
+        """Return an item's own tensors, also those that are as long as its text by chance."""
+        rules = self.rules[modality].rules
+        if output.text_tensors.keys().isdisjoint(rules):
+            return output.tensors
+        as_long = {name: value for name, value in output.text_tensors.items() if name in rules}
+        return {**output.tensors, **as_long}
 
     def run(
         self,
