@@ -51,7 +51,10 @@ class _Worker:
 @dataclass(slots=True)
 class _Question:
     asker: int
+    name: int
+    """What the asker calls it."""
     number: int
+    """Counts the questions of all workers, which are asked and answered in this order."""
     waiting: set[int]
     deadline: float
 
@@ -88,6 +91,7 @@ class Supervisor:
         self._engine: Child | None = None
         self._selector = selectors.DefaultSelector()
         self._questions: list[_Question] = []
+        self._num_asked = 0
         self._retired: list[Family] = []
         self._has_served = False
         self._was_complete = False
@@ -172,9 +176,11 @@ class Supervisor:
                 self._bury(worker, status)
 
     def _bury(self, worker: _Worker, status: int) -> None:
-        with contextlib.suppress(EOFError):  # what it said last
-            for message in worker.inbox.receive():
-                self._handle(worker, message)
+        worker.child.control.setblocking(False)  # what it said last has arrived, all of it
+        with contextlib.suppress(EOFError):
+            while True:
+                for message in worker.inbox.receive():
+                    self._handle(worker, message)
         self._selector.unregister(worker.child.control)
         worker.child.control.close()
         del self._workers[worker.number]
@@ -236,10 +242,11 @@ class Supervisor:
             case membership.Ask(number, families):
                 worker.families = families
                 self._ask(worker, number)
-            case membership.Tell(_, families):
+            case membership.Tell(number, families):
                 worker.families = families
                 for question in list(self._questions):
-                    if worker.number in question.waiting:
+                    # One that came late says nothing of what was counted since it was asked for.
+                    if question.number <= number and worker.number in question.waiting:
                         question.waiting.discard(worker.number)
                         self._settle_if_complete(question)
             case _:
@@ -287,17 +294,19 @@ class Supervisor:
 
     # -- metrics
 
-    def _ask(self, asker: _Worker, number: int) -> None:
+    def _ask(self, asker: _Worker, name: int) -> None:
         others = [w for w in self._workers.values() if w is not asker and w.is_serving]
         question = _Question(
             asker.number,
-            number,
+            name,
+            self._num_asked,
             {worker.number for worker in others},
             time.monotonic() + membership.COLLECT_S,
         )
+        self._num_asked += 1
         self._questions.append(question)
         for worker in others:
-            self._send(worker, membership.Ask(number, []))
+            self._send(worker, membership.Ask(question.number, []))
         self._settle_if_complete(question)
 
     def _settle_if_complete(self, question: _Question) -> None:
@@ -311,7 +320,7 @@ class Supervisor:
             return
         # One that is too slow counts with what it said last: a sum never falls below an older one.
         others = [w.families for w in self._workers.values() if w is not asker]
-        self._send(asker, membership.Tell(question.number, sum_up([self._retired, *others])))
+        self._send(asker, membership.Tell(question.name, sum_up([self._retired, *others])))
 
     # -- the end
 
