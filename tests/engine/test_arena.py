@@ -59,6 +59,18 @@ def test_low_addresses_are_used_again_first() -> None:
     assert allocator.allocate(1) == 64
 
 
+def test_the_peak_is_that_of_the_time_since_it_was_asked_for() -> None:
+    allocator = ExtentAllocator(1000 * 64)
+    for start in [allocator.allocate(64) for _ in range(5)][1:]:
+        assert start is not None
+        allocator.free(start)
+    assert [allocator.take_peak(), allocator.take_peak()] == [320, 64]
+    assert allocator.allocate(64) == 64
+    allocator.free(64)
+    allocator.free(0)
+    assert [allocator.take_peak(), allocator.take_peak()] == [128, 0]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     allocator = ExtentAllocator(128)
     assert allocator.allocate(129) is None
@@ -128,6 +140,22 @@ def test_a_full_arena_says_so_once_and_serves_again(
     gc.collect()
     arena.release(view.take_released())
     assert arena.place(tensor_bytes(tensor)) is not None
+
+
+def test_a_peak_is_given_back_once_it_is_long_past(ends: tuple[SharedArena, ArenaView]) -> None:
+    arena, view = ends
+    held = [lend(arena, view, torch.full((10_000,), n, dtype=torch.int64)) for n in range(10)]
+    taken = os.fstat(arena.fd).st_blocks
+    assert taken * 512 >= 800_000
+    del held[2:]
+    for number in range(2 * 256):
+        arena.release(view.take_released())
+        assert int(lend(arena, view, torch.full((10_000,), number))[-1]) == number
+    assert 240_000 <= os.fstat(arena.fd).st_blocks * 512 < 300_000
+    assert [int(tensor[9_999]) for tensor in held] == [0, 1]
+    assert os.fstat(arena.fd).st_size == arena.size
+    again = [lend(arena, view, torch.full((10_000,), n, dtype=torch.int64)) for n in range(10)]
+    assert [int(tensor[9_999]) for tensor in again] == list(range(10))
 
 
 @contextmanager

@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _ALIGNMENT: Final = 64
 """Of every extent: a cache line, and more than any dtype needs."""
+_TRIM_AFTER: Final = 256
+"""Placements between two looks at what is written to no more: its pages are faulted in at most
+once in so many, which costs less than a hundredth of what the placements do."""
 
 
 class ExtentAllocator:
@@ -33,6 +36,7 @@ class ExtentAllocator:
         """Starts of free extents, sorted; no two touch."""
         self._free: dict[int, int] = {0: size} if size else {}
         self._used: dict[int, int] = {}
+        self._peak = 0
 
     @property
     def used_bytes(self) -> int:
@@ -53,8 +57,15 @@ class ExtentAllocator:
                 self._starts[position] = start + size
                 self._free[start + size] = available - size
             self._used[start] = size
+            self._peak = max(self._peak, start + size)
             return start
         return None
+
+    def take_peak(self) -> int:
+        """Return where the highest extent ended of all that were out since the last call."""
+        peak = self._peak
+        self._peak = max((start + size for start, size in self._used.items()), default=0)
+        return peak
 
     def free(self, start: int) -> None:
         """Take an extent back and join it with its free neighbours.
@@ -101,7 +112,8 @@ class SharedArena:
         notices: Says what there is to say; None: once for this arena.
 
     One lock covers the extents. Another is held while bytes are written, so that `close` cannot
-    give the descriptor's number to another file meanwhile.
+    give the descriptor's number to another file meanwhile; the first is taken under it, not the
+    other way round.
     """
 
     def __init__(
@@ -114,6 +126,7 @@ class SharedArena:
         self._lock = threading.Lock()
         self._write_lock = threading.Lock()
         self._extents = ExtentAllocator(size)
+        self._num_placed = 0
         self._is_broken = False
         self._is_closed = False
 
@@ -169,6 +182,9 @@ class SharedArena:
                 # Not into a mapping: there, memory that the system cannot give is a SIGBUS.
                 while written < len(data):
                     written += os.pwrite(self.fd, data[written:], offset + written)
+                self._num_placed += 1
+                if self._num_placed % _TRIM_AFTER == 0:
+                    self._trim()
         except OSError as exc:
             self._notices.warn(
                 "no memory left to share with %s (%s); using the socket (said once)",
@@ -185,6 +201,17 @@ class SharedArena:
         with self._lock:
             for offset in offsets:
                 self._extents.free(offset)
+
+    def _trim(self) -> None:
+        """Give back the pages above all extents of late; without this one peak is kept for ever.
+
+        Called while nothing is written. Nobody reads there: what is lent is below.
+        """
+        with self._lock:
+            end = -(-self._extents.take_peak() // mmap.PAGESIZE) * mmap.PAGESIZE
+            if end < self.size:
+                os.ftruncate(self.fd, end)
+                os.ftruncate(self.fd, self.size)
 
     def close(self) -> None:
         """Let go of the memory; the engine's mapping keeps it until that process ends."""
