@@ -8,6 +8,7 @@ import fcntl
 import gc
 import inspect
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -93,6 +94,28 @@ def tiny_model(models_dir: Path) -> Callable[..., Path]:
         return path
 
     return get
+
+
+# -- engines
+
+
+@pytest.fixture(scope="session")
+def forked_engines() -> Iterator[None]:
+    """Engines of this process are forked from one that has imported what they need (Linux).
+
+    Not those of commands that tests run, which start them in their own way.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    import lazydecode.engine.process as starting
+    from tests.forked_engines import EngineSource
+
+    source = EngineSource()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starting, "SpawnedChild", source.fork)
+        yield
+    source.close()
 
 
 # -- what a test leaves behind

@@ -27,6 +27,11 @@ def scripted_config(**options: Any) -> EngineConfig:
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _engines(forked_engines: None) -> None:
+    """Engines of these tests are forked, whoever starts them."""
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineClient]:
     """A running engine; a test that kills it leaves a restarted one."""

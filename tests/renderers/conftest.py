@@ -16,6 +16,11 @@ from lazydecode.server.loading import build_context
 OpenRenderer = Callable[..., AbstractAsyncContextManager[BaseRenderer]]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _engines(forked_engines: None) -> None:
+    """Engines of these tests are forked, whoever starts them."""
+
+
 @pytest.fixture(scope="session")
 def load_frontend(tiny_model: Callable[..., Path]) -> Callable[..., ModelFrontend]:
     """Return `load(**settings) -> ModelFrontend` of the tiny vision-language model.

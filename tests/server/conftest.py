@@ -14,6 +14,11 @@ SECOND_NETWORK = "127.0.0.3/32"
 """Allowed to render-only servers beside the origin, under whatever name."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _engines(forked_engines: None) -> None:
+    """Engines of these tests are forked, whoever starts them."""
+
+
 @pytest.fixture(scope="session")
 def shared_origin() -> Iterator[Origin]:
     """One media origin for all servers of the run; tests use paths of their own."""
