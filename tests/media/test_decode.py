@@ -11,6 +11,7 @@ from lazydecode.errors import UnprocessableMediaError
 from lazydecode.media.base import MediaRef
 from lazydecode.media.decode import (
     MediaDecodeJob,
+    await_job,
     await_with_cancellation_drain,
     collect_media_decodes,
     collect_media_decodes_async,
@@ -215,3 +216,79 @@ async def test_a_time_out_around_the_drain_still_times_out() -> None:
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await await_with_cancellation_drain(work())
+
+
+# -- one job of another thread
+
+
+async def test_an_awaited_job_gives_what_it_gave_or_raised() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        assert await await_job(executor.submit(lambda: 7)) == 7
+        done = executor.submit(lambda: 8)
+        done.result()
+        assert await await_job(done) == 8
+        with pytest.raises(KeyError):
+            await await_job(executor.submit(lambda: {}["x"]))
+
+
+async def test_a_cancelled_wait_cancels_a_job_that_has_not_begun() -> None:
+    with ThreadPoolExecutor(1) as executor:
+        running, queued = Decoder(), Decoder()
+        first, second = executor.submit(running), executor.submit(queued)
+        task = asyncio.create_task(await_job(second))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (second.cancelled(), first.done()) == (True, False)
+        running.go.set()
+    assert queued.calls == 0
+
+
+@pytest.mark.parametrize("error", [None, ValueError("hidden")])
+async def test_a_wait_that_is_cancelled_again_and_again_lasts_as_long_as_the_job(
+    error: Exception | None,
+) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        running = Decoder(error)
+        job = executor.submit(running)
+        task = asyncio.create_task(await_job(job))
+        await asyncio.to_thread(running.started.wait)
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.01)
+            assert not task.done()
+        running.go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert job.done()
+
+
+async def test_a_job_that_its_pool_has_dropped_ends_the_wait() -> None:
+    job: Future[int] = Future()
+    task = asyncio.create_task(await_job(job))
+    await asyncio.sleep(0)
+    job.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_cancellation_in_the_turn_in_which_the_job_ends_is_not_lost() -> None:
+    job: Future[int] = Future()
+    task = asyncio.create_task(await_job(job))
+    await asyncio.sleep(0)
+    job.set_result(7)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_job_may_end_after_the_loop_that_waited_for_it() -> None:
+    job: Future[int] = Future()
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(await_job(job))
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    job.set_result(7)
+    assert not task.done()
+    task._log_destroy_pending = False  # type: ignore[attr-defined]

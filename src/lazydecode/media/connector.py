@@ -26,7 +26,7 @@ from lazydecode.media import executor as media_executor
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.data_urls import DataURL
-from lazydecode.media.decode import await_with_cancellation_drain
+from lazydecode.media.decode import await_job
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.fetch_trace import FetchTrace, current_trace, fill_trace, trace_fetch
@@ -423,8 +423,7 @@ class MediaConnector:
         A cancelled caller waits for a job that runs: until its end it reads the payload, whose
         memory the caller then gives back.
         """
-        job = self.executor.quick.submit(function, *args, **kwargs)
-        return await await_with_cancellation_drain(asyncio.wrap_future(job), on_cancel=job.cancel)
+        return await await_job(self.executor.quick.submit(function, *args, **kwargs))
 
     async def _download(self, url: HttpURL, max_bytes: int, timeout_s: float) -> MediaPayload:
         """What one flight does: look on disk, else download, digest and keep."""

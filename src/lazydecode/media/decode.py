@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future, wait
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from lazydecode.errors import forget_frames
@@ -75,6 +76,46 @@ def _raise_failure(
         raise error_factory(job.modality, job.original_index, exc) from exc
     if exc is not None:  # KeyboardInterrupt, SystemExit: not about the item.
         raise exc
+
+
+async def await_job(job: Future[_T]) -> _T:
+    """Return what a job of another thread gives, without blocking the event loop.
+
+    A caller that is cancelled, once or more often, cancels the job; if it runs already, its end
+    is waited for. `CancelledError` is raised after that and hides its outcome. It is what
+    `await_with_cancellation_drain` does with any awaitable, without its two further futures.
+
+    Raises:
+        BaseException: Whatever the job raised.
+    """
+    loop = asyncio.get_running_loop()
+    cancelled: asyncio.CancelledError | None = None
+    while not job.done():
+        ended = loop.create_future()
+        job.add_done_callback(lambda _, ended=ended: _wake(loop, ended))  # type: ignore[misc]
+        try:
+            await ended
+        except asyncio.CancelledError as exc:
+            if cancelled is None:
+                cancelled = exc
+                job.cancel()
+    if cancelled is not None:
+        raise cancelled
+    if job.cancelled():  # with its pool; not of the class that asyncio knows
+        raise asyncio.CancelledError
+    return job.result()
+
+
+def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Future[None]) -> None:
+    """End a wait on a loop, from any thread."""
+
+    def end() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    # Of a loop that was closed nobody waits any more.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(end)
 
 
 async def await_with_cancellation_drain(
