@@ -220,3 +220,46 @@ async def test_a_head_without_a_body_is_written_when_the_connection_closes() -> 
     await finish(protocol)
     assert transport.is_closed
     assert transport.writes[0].startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("has_answered", [True, False])
+async def test_a_request_under_way_to_an_idle_connection_is_answered_at_the_end(
+    has_answered: bool,
+) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def ask() -> None:
+        protocol.data_received(b"GET / HTTP/1.1\r\n\r\n")
+        while protocol.server_state.tasks:
+            await asyncio.sleep(0)
+
+    protocol, transport = connect(app, ReadingTurns())
+    if has_answered:
+        await ask()
+        assert b"connection: close" not in transport.written
+        transport.writes.clear()
+    protocol.shutdown()
+    assert not transport.is_closing()
+    await ask()
+    assert transport.written.startswith(b"HTTP/1.1 204")
+    assert b"connection: close" in transport.written.lower()
+    assert transport.is_closing()
+    protocol.connection_lost(None)
+
+
+async def test_an_idle_connection_is_closed_if_nothing_comes_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("lazydecode.server.http_protocol._LAST_CALL_S", 0.0)
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError("nobody asked")
+
+    protocol, transport = connect(app, ReadingTurns())
+    protocol.shutdown()
+    protocol.shutdown()
+    while not transport.is_closing():
+        await asyncio.sleep(0)
+    assert transport.writes == []
