@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from httptools import HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from lazydecode.server.straight_body import EXTENSION, StraightBody
 from lazydecode.turns import Turns
@@ -115,7 +115,8 @@ class UncopiedBodies(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
+        cycle: RequestResponseCycle | None = self.cycle  # None before the first request
+        return cycle is None or cycle.response_complete
 
     def _close_if_idle(self) -> None:
         if self._is_idle:
