@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lazydecode.bench.tables import Grid, ms, times
+from lazydecode.bench.trend import MAX_SLOPE
 
 _MIN_BYTES: Final = 100_000
 _FIXED_MS: Final = 0.15
@@ -136,18 +137,18 @@ def _endurance_goals(record: dict[str, Any]) -> Iterator[Goal]:
         "-",
         crowd["growth_mb"] <= budget_mb and not crowd["errors"],
     )
-    slope = soak["slope_mb_per_hour"]
-    if slope is not None:
+    trend = soak.get("trend")
+    if trend is not None:
+        low, high = trend["range"]
         yield Goal(
             9,
             f"{soak['seconds'] / 60:.0f} minutes of mixed requests ({soak['requests']:,})",
-            "no slope",
+            f"no slope (≤ {MAX_SLOPE:g} MB per 1,000 requests)",
             "0",
             "-",
-            f"{slope:+.0f} MB an hour, within {soak['spread_mb']:.0f} MB",
+            f"{trend['slope_mb_per_1000']:+.2f} ({low:+.2f} to {high:+.2f}) in the second half",
             "-",
-            # What an hour would add must be less than what the memory varies by anyway.
-            slope * soak["seconds"] / 3600 <= 0.5 * max(soak["spread_mb"], 1.0),
+            trend["verdict"] == "flat",
         )
 
 

@@ -64,6 +64,8 @@ def write_page(
     for record in records:
         parts += [f"![{text}](figures/{name}.svg)\n" for name, text in _FIGURES[record["kind"]]]
         parts += _sections(grids(record))
+    if endurance is not None:
+        parts += _sections(grids(endurance))
     if notes.strip():
         parts.append(notes.strip() + "\n")
     parts.append(_AFTER.lstrip())

@@ -52,7 +52,8 @@ def show(record: dict[str, Any], console: Console) -> None:
 
 def grids(record: dict[str, Any]) -> Iterator[Grid]:
     """The tables of a record."""
-    yield from _frontend(record) if record["kind"] == "frontend" else _serve(record)
+    of_kind = {"frontend": _frontend, "serve": _serve, "endurance": _endurance}
+    yield from of_kind[record["kind"]](record)
 
 
 def ms(value: float | None) -> str:
@@ -247,3 +248,29 @@ def _serve(record: dict[str, Any]) -> Iterator[Grid]:
                 if side != "cores"
             ],
         )
+
+
+# -- memory over time
+
+
+def _endurance(record: dict[str, Any]) -> Iterator[Grid]:
+    looks = record["soak"].get("looks")
+    if not looks:
+        return
+    requests = looks["requests"]
+    at = [round(part * (len(requests) - 1) / 4) for part in range(5)]
+    series = {
+        "anonymous, all processes": looks["mb"]["anonymous"],
+        **{f"anonymous, {name}": sizes for name, sizes in looks["anonymous_mb"].items()},
+        "shared memory": looks["mb"]["shared"],
+        "files": looks["mb"]["file"],
+        "sum of RSS": looks["mb"]["rss"],
+    }
+    yield Grid(
+        "Memory over time (MB)",
+        ("after requests", *(f"{requests[number]:,}" for number in at)),
+        [
+            (name, *("-" if sizes[n] is None else f"{sizes[n]:.1f}" for n in at))
+            for name, sizes in series.items()
+        ],
+    )
