@@ -41,7 +41,7 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 # cores from the other worker. Three families' checks took 27 s of CPU, and 19 with this.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-GRACE_S = 20.0
+GRACE_S = 60.0
 """How long a test's threads, jobs and descriptors may take to go away after it."""
 SPARE_DESCRIPTORS = 8
 """Descriptors that a test may add: an import or a lazily built process-wide object keeps a few."""

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 import pytest
 
-GRACE_S = 60.0
+GRACE_S = 120.0
 """Longest wait for something that a test says will happen."""
 
 

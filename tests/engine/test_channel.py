@@ -175,7 +175,7 @@ def test_close_wakes_a_reader_in_another_thread(pair: Pair) -> None:
     thread = threading.Thread(target=read)
     thread.start()
     pair[0].close()
-    thread.join(10)
+    thread.join(120)
     assert raised.is_set()
 
 

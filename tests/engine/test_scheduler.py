@@ -48,7 +48,9 @@ class Recorder:
 
     def wait_tokens(self, request_id: str, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.tokens[request_id]) >= count, timeout=20)
+            assert self._changed.wait_for(
+                lambda: len(self.tokens[request_id]) >= count, timeout=120
+            )
 
 
 class GatedRunner(ScriptedRunner):
@@ -110,7 +112,7 @@ class Running:
         self.scheduler.stop()
         if isinstance(self.runner, GatedRunner):
             self.runner.permits.release(10_000)
-        self.thread.join(20)
+        self.thread.join(120)
         assert not self.thread.is_alive()
 
 
@@ -283,7 +285,7 @@ def test_what_the_process_cannot_survive_ends_the_scheduler() -> None:
     running = Running(ScriptedRunner())
     running.add("a", [FATAL])
     running.thread.start()
-    running.thread.join(20)
+    running.thread.join(120)
     assert isinstance(running.error, FatalError)
 
 

@@ -127,7 +127,7 @@ def caches(server: Server) -> dict[str, Any]:
         texts.append(answer.json()["choices"][0]["message"]["content"])
     engine = asyncio.run_coroutine_threadsafe(
         server.context.engine.cache_snapshot_async(), server.loop
-    ).result(30)
+    ).result(120)
     sender = server.context.renderer.sender_cache
     assert sender is not None
     return {

@@ -77,20 +77,20 @@ def test_threads_run_the_decoder_once() -> None:
     def decode() -> object:
         runs.append(1)
         inside.set()
-        assert leave.wait(10)
+        assert leave.wait(120)
         return object()
 
     ref = ref_over(decode)
 
     def work() -> object:
-        barrier.wait(10)
+        barrier.wait(120)
         return ref.decode()
 
     with ThreadPoolExecutor(16) as pool:
         futures = [pool.submit(work) for _ in range(16)]
-        assert inside.wait(10)
+        assert inside.wait(120)
         leave.set()
-        results = {id(future.result(10)) for future in futures}
+        results = {id(future.result(120)) for future in futures}
     assert len(results) == 1
     assert runs == [1]
 
@@ -207,16 +207,16 @@ def test_release_during_a_decode_in_another_thread_does_not_wait() -> None:
 
     def decode() -> str:
         inside.set()
-        assert leave.wait(10)
+        assert leave.wait(120)
         return "media"
 
     ref = ref_over(decode)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(ref.decode)
-        assert inside.wait(10)
+        assert inside.wait(120)
         ref.release()  # returns although the decoder still runs
         leave.set()
-        assert future.result(10) == "media"
+        assert future.result(120) == "media"
     assert ref.decode() == "media"
 
 
@@ -383,15 +383,15 @@ def test_header_is_read_while_a_decode_runs() -> None:
 
     def decode() -> None:
         inside.set()
-        assert leave.wait(10)
+        assert leave.wait(120)
 
     ref = ref_over(decode, header_probe=lambda: None)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(ref.decode)
-        assert inside.wait(10)
+        assert inside.wait(120)
         assert ref.header is None
         leave.set()
-        future.result(10)
+        future.result(120)
 
 
 def test_header_after_release_is_absent_if_it_was_not_read() -> None:

@@ -35,7 +35,7 @@ class Decoder:
     def __call__(self) -> str:
         self.calls += 1
         self.started.set()
-        assert self.go.wait(10)
+        assert self.go.wait(120)
         if self._error is not None:
             raise self._error
         return "media"

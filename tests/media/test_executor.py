@@ -39,16 +39,16 @@ def test_no_more_decodes_run_than_threads_and_quick_jobs_do_not_wait_for_them() 
 
         def decode() -> None:
             started.release()
-            assert go.wait(10)
+            assert go.wait(120)
 
         jobs = [pool.submit(decode) for _ in range(5)]
         for _ in range(2):
-            assert started.acquire(timeout=10)
+            assert started.acquire(timeout=120)
         assert not started.acquire(blocking=False)
-        assert pool.quick.submit(lambda: "identity").result(10) == "identity"
+        assert pool.quick.submit(lambda: "identity").result(120) == "identity"
         go.set()
         for job in jobs:
-            job.result(10)
+            job.result(120)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a priority per thread is Linux's alone")
@@ -93,7 +93,7 @@ def test_the_process_wide_one_is_joined_at_exit() -> None:
         "pool.submit(lambda: (time.sleep(0.2), print('done')))"
     )
     result = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=180
     )
     assert (result.returncode, result.stdout, result.stderr) == (0, "done\n", "")
 
@@ -103,12 +103,12 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
         "import os; from lazydecode.media.executor import global_thread_pool as pool\n"
         "assert pool.submit(int).result() == 0\n"
         "child = os.fork()\n"
-        "assert pool.submit(int).result(20) == 0\n"
+        "assert pool.submit(int).result(120) == 0\n"
         "if not child: os._exit(0)\n"
         "print(os.waitpid(child, 0)[1])"
     )
     result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=180
     )
     assert (result.returncode, result.stdout) == (0, "0\n")
 

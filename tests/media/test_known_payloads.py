@@ -265,14 +265,14 @@ def test_threads_read_a_payload_once(
     found: list[bytes] = []
 
     def load() -> None:
-        started.wait(10)
+        started.wait(120)
         found.append(ref.renew().data)
 
     threads = [threading.Thread(target=load) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(120)
     assert found == [make_png()] * 8
     assert reads.count == 2
 

@@ -91,7 +91,7 @@ def digest(media: Any) -> str:
 def test_payload_and_spec_are_enough_in_another_process() -> None:
     given = [(ref.spec.canonical_bytes(), ref.data) for ref in refs().values()]
     child = subprocess.run(
-        [sys.executable, "-c", CHILD], input=pickle.dumps(given), capture_output=True, timeout=60
+        [sys.executable, "-c", CHILD], input=pickle.dumps(given), capture_output=True, timeout=180
     )
     assert child.returncode == 0, child.stderr.decode()
     for ref, (key, spec, header, media) in zip(

@@ -57,7 +57,7 @@ class CountingImageIO(ImageMediaIO):
             with self._lock:
                 self.num_decodes += 1
             if self.gate is not None:
-                assert self.gate.wait(30)
+                assert self.gate.wait(120)
             return decode()
 
         return MediaRef(counted, data, ref.spec, key=ref.key)

@@ -43,7 +43,7 @@ class Work:
     def _decode(self) -> str:
         self.num_decodes += 1
         self.decoding.set()
-        assert self.decode_gate.wait(30)
+        assert self.decode_gate.wait(120)
         if self.decode_error is not None:
             raise self.decode_error
         return "media"
@@ -51,7 +51,7 @@ class Work:
     def process(self, ref: MediaRef[Any] | None) -> ItemOutput:
         self.num_processed += 1
         self.processing.set()
-        assert self.process_gate.wait(30)
+        assert self.process_gate.wait(120)
         if self.process_error is not None:
             raise self.process_error
         assert ref is None or ref.decode() == "media"
@@ -85,21 +85,21 @@ def test_many_join_one_flight(flights: ItemFlights, work: Work) -> None:
     assert len(flights) == 1
     assert [flight.is_shared for flight in joined] == [False, True, True, True, True]
     work.decode_gate.set()
-    results = {id(flight.result_future.result(30)) for flight in joined}
+    results = {id(flight.result_future.result(120)) for flight in joined}
     assert len(results) == 1
     assert (work.num_decodes, work.num_processed) == (1, 1)
     assert joined[0].decode_s > 0 and joined[0].process_s > 0
 
 
 def test_a_finished_item_is_warm_until_it_is_discarded(flights: ItemFlights, work: Work) -> None:
-    flights.join("h", work.ref(), work.process).result_future.result(30)
+    flights.join("h", work.ref(), work.process).result_future.result(120)
     again = flights.join("h", work.ref(), work.process)
     assert again.result_future.done() and again.decode_future.done()
     assert again.is_shared
     again.leave()
     assert work.num_decodes == 1
     flights.outputs.discard("h")
-    flights.join("h", work.ref(), work.process).result_future.result(30)
+    flights.join("h", work.ref(), work.process).result_future.result(120)
     assert work.num_decodes == 2
 
 
@@ -109,19 +109,19 @@ def test_the_first_may_leave_while_others_wait(flights: ItemFlights, work: Work)
     first.leave()
     first.leave()
     work.decode_gate.set()
-    assert second.result_future.result(30).updates == ["update"]
+    assert second.result_future.result(120).updates == ["update"]
 
 
 def test_nobody_left_means_no_processing(flights: ItemFlights, work: Work) -> None:
     work.decode_gate.clear()
     flight = flights.join("h", work.ref(), work.process)
-    assert work.decoding.wait(30)
+    assert work.decoding.wait(120)
     flight.leave()
     work.decode_gate.set()
-    assert flight.decode_future.result(30) is None
-    assert isinstance(flight.result_future.exception(30), Exception)
+    assert flight.decode_future.result(120) is None
+    assert isinstance(flight.result_future.exception(120), Exception)
     assert (work.num_decodes, work.num_processed) == (1, 0)
-    flights.join("h", work.ref(), work.process).result_future.result(30)
+    flights.join("h", work.ref(), work.process).result_future.result(120)
     assert work.num_processed == 1
 
 
@@ -132,10 +132,10 @@ def test_a_decode_that_nobody_wants_is_not_begun(flights: ItemFlights, work: Wor
     flight = flights.join("h", work.ref(), work.process)
     flight.leave()
     blocker.decode_gate.set()
-    assert flight.decode_future.exception(30) is not None
+    assert flight.decode_future.exception(120) is not None
     assert work.num_decodes == 0
     for other in blocked:
-        other.result_future.result(30)
+        other.result_future.result(120)
 
 
 def test_processing_that_nobody_wants_any_more_is_not_begun(
@@ -145,11 +145,11 @@ def test_processing_that_nobody_wants_any_more_is_not_begun(
     blocker.process_gate.clear()
     blocked = flights.join("a", None, blocker.process)
     flight = flights.join("h", work.ref(), work.process)
-    assert flight.decode_future.result(30) is None
+    assert flight.decode_future.result(120) is None
     flight.leave()
     blocker.process_gate.set()
-    blocked.result_future.result(30)
-    assert flight.result_future.exception(30) is not None
+    blocked.result_future.result(120)
+    assert flight.result_future.exception(120) is not None
     assert work.num_processed == 0
 
 
@@ -158,7 +158,7 @@ def test_work_goes_on_for_later_requests_if_asked(flights: ItemFlights, work: Wo
     flight = flights.join("h", work.ref(), work.process)
     flight.leave(finish=True)
     work.decode_gate.set()
-    assert flight.result_future.result(30)
+    assert flight.result_future.result(120)
     assert "h" in flights.outputs
 
 
@@ -171,18 +171,18 @@ def test_a_failure_reaches_every_waiter_and_is_not_remembered(
     setattr(work, f"{stage}_error", ValueError("bad"))
     work.decode_gate.set()
     for flight in joined:
-        assert str(flight.result_future.exception(30)) == "bad"
-        assert (flight.decode_future.exception(30) is None) == (stage == "process")
+        assert str(flight.result_future.exception(120)) == "bad"
+        assert (flight.decode_future.exception(120) is None) == (stage == "process")
     setattr(work, f"{stage}_error", None)
     assert len(flights) == 0
     assert "h" not in flights.outputs
-    flights.join("h", work.ref(), work.process).result_future.result(30)
+    flights.join("h", work.ref(), work.process).result_future.result(120)
 
 
 def test_the_flight_keeps_nothing_but_the_result(flights: ItemFlights, work: Work) -> None:
     ref = work.ref()
     flight = flights.join("h", ref, work.process)
-    flight.result_future.result(30)
+    flight.result_future.result(120)
     assert flight._flight.ref is None and flight._flight.process is None
     assert ref.data == b"payload"
     assert ref.is_decoded
@@ -197,8 +197,8 @@ def test_a_decoded_reference_takes_no_media_thread(work: Work) -> None:
         flights = ItemFlights(processing, media_executor=NoExecutor())
         ref = work.ref()
         ref.decode()
-        assert flights.join("h", ref, work.process).result_future.result(30)
-        assert flights.join("none", None, work.process).result_future.result(30)
+        assert flights.join("h", ref, work.process).result_future.result(120)
+        assert flights.join("none", None, work.process).result_future.result(120)
         with pytest.raises(AssertionError, match="submitted"):
             flights.join("other", work.ref(), work.process)
         assert len(flights) == 0
@@ -210,7 +210,7 @@ def test_shared_futures_cannot_be_cancelled(flights: ItemFlights, work: Work) ->
     assert not flight.result_future.cancel()
     assert not flight.decode_future.cancel()
     work.decode_gate.set()
-    flight.result_future.result(30)
+    flight.result_future.result(120)
 
 
 def test_a_processing_pool_that_is_gone_is_a_failure(work: Work) -> None:
@@ -219,7 +219,7 @@ def test_a_processing_pool_that_is_gone_is_a_failure(work: Work) -> None:
     with ThreadPoolExecutor(1) as media:
         flights = ItemFlights(processing, media_executor=media)
         flight = flights.join("h", work.ref(), work.process)
-        assert isinstance(flight.result_future.exception(30), RuntimeError)
+        assert isinstance(flight.result_future.exception(120), RuntimeError)
         assert len(flights) == 0
 
 
@@ -262,7 +262,7 @@ def test_waiters_that_come_and_go(pools: tuple[ThreadPoolExecutor, ThreadPoolExe
                     flight.leave(finish=number == 3)
                     continue
                 try:
-                    assert flight.result_future.result(30).updates == ["update"]
+                    assert flight.result_future.result(120).updates == ["update"]
                 except ValueError as exc:
                     assert str(exc) == "bad"
                 flight.leave()
@@ -289,7 +289,7 @@ def test_a_thread_that_takes_too_long_is_not_waited_for(
     flights = ItemFlights(pools[1], media_executor=pools[0], time_limit_s=0.05)
     getattr(work, gate).clear()
     flight = flights.join("a", work.ref(), work.process)
-    (work.decoding if gate == "decode_gate" else work.processing).wait(30)
+    (work.decoding if gate == "decode_gate" else work.processing).wait(120)
     while not flight.result_future.done():
         flight.expire()
     error = flight.result_future.exception()
@@ -300,7 +300,7 @@ def test_a_thread_that_takes_too_long_is_not_waited_for(
     # The next one begins anew, and what the late thread makes of its own is dropped.
     again = flights.join("a", None, lambda ref: output(2.0))
     getattr(work, gate).set()
-    assert again.result_future.result(30).kwargs["x"].data[0] == 2.0
+    assert again.result_future.result(120).kwargs["x"].data[0] == 2.0
     flights.close()
     for pool in pools:
         pool.shutdown()
@@ -322,10 +322,10 @@ def test_a_decode_that_ends_in_the_moment_in_which_it_expires_leaves_nobody_wait
     flights = ItemFlights(pools[1], media_executor=pools[0], time_limit_s=0.0)
     work.decode_gate.clear()
     flight = flights.join("a", work.ref(), work.process)
-    assert work.decoding.wait(30)
+    assert work.decoding.wait(120)
     flight._flight.decode_future = EndsMeanwhile()
     flight.expire()
-    assert isinstance(flight.result_future.exception(30), TimeLimitError)
+    assert isinstance(flight.result_future.exception(120), TimeLimitError)
     work.decode_gate.set()
     flights.close()
 
@@ -340,7 +340,7 @@ def test_what_waits_in_a_queue_does_not_expire(
     flight.expire()
     assert not flight.result_future.done()
     hold.set()
-    assert flight.result_future.result(30) is not None
+    assert flight.result_future.result(120) is not None
     assert all(job.result() for job in held)
     flights.close()
 
@@ -351,7 +351,7 @@ def test_work_without_a_hash_is_shared_with_nobody_and_not_kept(
     first = flights.join(None, work.ref(), work.process)
     second = flights.join(None, work.ref(), work.process)
     assert not first.is_shared and not second.is_shared
-    assert first.result_future.result(30) is not second.result_future.result(30)
+    assert first.result_future.result(120) is not second.result_future.result(120)
     assert (work.num_decodes, work.num_processed) == (2, 2)
     assert len(flights.outputs) == 0
 
@@ -405,17 +405,17 @@ def test_a_worker_decodes_and_processes_in_one_go(elsewhere: Any, work: Work) ->
         assert data == b"payload"
         on_decoded(0.25)
         is_decoded.set()
-        assert may_process.wait(30)
+        assert may_process.wait(120)
         return output(3.0)
 
     flights, _ = elsewhere(answer)
     flight = flights.join("a", work.ref(), work.process, JOB)
     second = flights.join("a", work.ref(), work.process, JOB)
-    assert is_decoded.wait(30)
-    flight.decode_future.result(30)
+    assert is_decoded.wait(120)
+    flight.decode_future.result(120)
     assert not flight.result_future.done()
     may_process.set()
-    assert flight.result_future.result(30) is second.result_future.result(30)
+    assert flight.result_future.result(120) is second.result_future.result(120)
     assert (flight.decode_s, flight.process_s) == (0.25, 0.5)
     assert (work.num_decodes, work.num_processed) == (0, 0)
     assert "a" in flights.outputs
@@ -426,12 +426,12 @@ def test_what_a_worker_refuses_is_done_here(elsewhere: Any, work: Work) -> None:
         raise RefusedError("no")
 
     flights, workers = elsewhere(answer)
-    assert flights.join("a", work.ref(), work.process, JOB).result_future.result(30) is not None
+    assert flights.join("a", work.ref(), work.process, JOB).result_future.result(120) is not None
     assert (work.num_decodes, work.num_processed) == (1, 1)
     workers.is_ready = False
-    assert flights.join("b", work.ref(), work.process, JOB).result_future.result(30) is not None
+    assert flights.join("b", work.ref(), work.process, JOB).result_future.result(120) is not None
     workers.is_ready = True
-    assert flights.join("c", work.ref(), work.process).result_future.result(30) is not None
+    assert flights.join("c", work.ref(), work.process).result_future.result(120) is not None
     assert (work.num_decodes, work.num_processed) == (3, 3)
 
 
@@ -446,8 +446,8 @@ def test_a_failure_in_a_worker_ends_the_flight(
 
     flights, _ = elsewhere(answer)
     flight = flights.join("a", work.ref(), work.process, JOB)
-    assert isinstance(flight.result_future.exception(30), CorruptMediaError)
-    assert (flight.decode_future.exception(30) is None) == is_decoded
+    assert isinstance(flight.result_future.exception(120), CorruptMediaError)
+    assert (flight.decode_future.exception(120) is None) == is_decoded
     assert "a" not in flights.outputs
 
 
@@ -467,7 +467,7 @@ def test_a_failure_keeps_nothing_that_it_came_through(elsewhere: Any, work: Work
     gc.disable()  # it would find the circle of error, frame and flight, but later
     try:
         flight = flights.join("a", work.ref(), work.process, JOB)
-        assert isinstance(flight.result_future.exception(30), CorruptMediaError)
+        assert isinstance(flight.result_future.exception(120), CorruptMediaError)
         workers.pool.shutdown()
         assert kept[0]() is None
     finally:
@@ -481,4 +481,4 @@ def test_a_worker_does_not_begin_what_nobody_waits_for(elsewhere: Any, work: Wor
     flight = flights.join("a", work.ref(), work.process, JOB)
     flight.leave()
     hold.set()
-    assert isinstance(flight.result_future.exception(30), CancelledError)
+    assert isinstance(flight.result_future.exception(120), CancelledError)

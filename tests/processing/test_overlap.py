@@ -126,7 +126,7 @@ async def test_the_items_of_a_request_are_decoded_at_the_same_time(
     together = threading.Barrier(3)
     io.gate = threading.Event()
     io.gate.set()
-    io.gate.wait = lambda timeout=None: together.wait(30) >= 0  # type: ignore[method-assign]
+    io.gate.wait = lambda timeout=None: together.wait(120) >= 0  # type: ignore[method-assign]
     refs = [io.ref(jpeg(seed)) for seed in range(3)]
     await server.run(make_inputs(server.processor, refs, cache=only_cache()))
     assert io.num_decodes == 3
@@ -134,7 +134,7 @@ async def test_the_items_of_a_request_are_decoded_at_the_same_time(
 
 async def test_requests_are_processed_at_the_same_time(server: Server, io: CountingImageIO) -> None:
     together = threading.Barrier(2)
-    server.processor.on_call = lambda: together.wait(30) and None
+    server.processor.on_call = lambda: together.wait(120) and None
     cache = sender_cache()
     results = await asyncio.gather(
         *(

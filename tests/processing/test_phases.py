@@ -267,7 +267,7 @@ def test_apply_process_after_decodes_only_leaves_shared_work_alone(io: CountingI
     with ThreadPoolExecutor(1) as processing:
         flights = ItemFlights(processing)
         processor = ItemwisePixelProcessor(flights=flights)
-        processor.on_call = lambda: gate.wait(30) and None
+        processor.on_call = lambda: gate.wait(120) and None
         state = processor.apply_phase1(
             make_inputs(processor, [io.ref(jpeg(1))], cache=only_cache())
         )

@@ -72,7 +72,7 @@ def test_the_first_failure_in_order_of_the_request_is_raised_after_all_ended(
     failed = threading.Event()
 
     def late() -> Any:
-        assert failed.wait(30)
+        assert failed.wait(120)
         ended.append(0)
         raise ValueError("late")
 
@@ -132,7 +132,7 @@ def test_closing_waits_swallows_and_releases_once(pool: ThreadPoolExecutor) -> N
     refs: list[MediaRef[Any]] = []
 
     def held() -> int:
-        assert gate.wait(30)
+        assert gate.wait(120)
         seen.append(refs[0].data)
         return 1
 
@@ -165,7 +165,7 @@ async def test_a_cancelled_wait_drains_through_repeated_cancellation(
 
     def held() -> int:
         started.set()
-        assert gate.wait(30)
+        assert gate.wait(120)
         return 1
 
     state, refs = make_state(pool, [held, raising(ValueError("bad"))])

@@ -79,7 +79,7 @@ class Decodes:
 
         def counted(io: VideoMediaIO, data: bytes) -> Any:
             self.count += 1
-            assert self.gate.wait(30)
+            assert self.gate.wait(120)
             return original(io, data)
 
         monkeypatch.setattr(VideoMediaIO, "load_bytes", counted)

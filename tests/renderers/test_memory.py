@@ -32,7 +32,7 @@ def _no_settling(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evict(renderer: BaseRenderer) -> None:
     assert renderer.render_cache is not None
-    renderer._mm_executor.submit(renderer.render_cache.clear_cache).result(10)
+    renderer._mm_executor.submit(renderer.render_cache.clear_cache).result(120)
 
 
 @pytest.mark.parametrize("times", [1, 100])

@@ -36,7 +36,7 @@ class CountingIO(AudioMediaIO):
 
     def load_bytes(self, data: bytes) -> Audio:
         self.num_decodes += 1
-        assert self.go.wait(10)
+        assert self.go.wait(120)
         return super().load_bytes(data)
 
 

@@ -70,7 +70,7 @@ class GatedDecodes:
         def gated(io: ImageMediaIO, *args: Any) -> Image.Image:
             self.num_begun += 1
             self.begun.release()
-            assert self._gate.wait(30)
+            assert self._gate.wait(120)
             return original(io, *args)
 
         monkeypatch.setattr(ImageMediaIO, "_decode", gated)

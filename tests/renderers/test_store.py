@@ -56,7 +56,7 @@ async def test_what_one_front_end_made_the_other_neither_decodes_nor_processes(
         assert calls == []
         # A uuid alone is enough, although the second one never saw its picture.
         assert second.render_cache is not None
-        second._mm_executor.submit(second.render_cache.clear_cache).result(10)
+        second._mm_executor.submit(second.render_cache.clear_cache).result(120)
         alone = await rendered(second, image(None, uuid="mine"), parts[1])
         assert plain(alone) == plain(made)
         assert calls == []
@@ -77,7 +77,7 @@ async def test_a_uuid_alone_needs_an_item_that_somebody_holds(
         await rendered(renderer, image(data_url(make_jpeg() + os.urandom(8)), uuid="mine"))
         await written(tmp_path, 1)
         assert renderer.render_cache is not None
-        renderer._mm_executor.submit(renderer.render_cache.clear_cache).result(10)
+        renderer._mm_executor.submit(renderer.render_cache.clear_cache).result(120)
         (entry,) = tmp_path.glob("*.item")
         entry.write_bytes(b"damaged")
         with pytest.raises(MissingMediaError, match="send the data again"):

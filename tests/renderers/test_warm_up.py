@@ -94,7 +94,7 @@ def test_joining_leaves_out_what_has_not_begun(
     warm_up.start()
     joined = threading.Thread(target=warm_up.join)
     joined.start()
-    assert warm_up._stopped.wait(30)
+    assert warm_up._stopped.wait(120)
     gate.set()
     joined.join(60)
     assert runs == []

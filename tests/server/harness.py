@@ -108,15 +108,15 @@ class Server:
 
     def openai(self) -> openai.OpenAI:
         """OpenAI's own client, without retries."""
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60)
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=180)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """Send JSON (or raw bytes) and return the answer."""
         content = {"content": body} if isinstance(body, bytes) else {"json": body}
-        return httpx.post(f"{self.url}{path}", timeout=60, **content, **options)
+        return httpx.post(f"{self.url}{path}", timeout=180, **content, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(f"{self.url}{path}", timeout=60, **options)
+        return httpx.get(f"{self.url}{path}", timeout=180, **options)
 
     def render(self, body: Any, **options: Any) -> httpx.Response:
         return self.post("/v1/chat/completions/render", body, **options)

@@ -29,7 +29,7 @@ def at_once(count: int, send: Callable[[int], int]) -> list[int]:
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -39,7 +39,7 @@ def test_health_answers_while_large_pictures_are_decoded(render_server: Server) 
     limit_ms = cases.REQUESTS["r6-health-during-decode"]["expected"]["health_p95_ms"]
     # For a while, as others may have the cores; who blocks the loop blocks it every time.
     found_ms: list[float] = []
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while (last_ms := health_p95_ms(render_server)) >= limit_ms:
         found_ms.append(last_ms)
         assert time.monotonic() < deadline, found_ms
@@ -72,9 +72,11 @@ def health_p95_ms(render_server: Server) -> float:
     poller = threading.Thread(target=poll)
     poller.start()
     path = "/v1/chat/completions/render"
-    statuses = at_once(8, lambda n: render_server.post(path, bodies[n]).status_code)
-    done.set()
-    poller.join()
+    try:
+        statuses = at_once(8, lambda n: render_server.post(path, bodies[n]).status_code)
+    finally:
+        done.set()
+        poller.join()
     assert statuses == [200] * 8
     latencies.sort()
     return latencies[int(len(latencies) * 0.95)] * 1000
@@ -137,7 +139,7 @@ def test_a_request_past_its_time_limit_is_a_504(
     gate, fetching = threading.Event(), Gate()
 
     def slow(*args: Any) -> Any:
-        assert gate.wait(30)
+        assert gate.wait(120)
         return original(*args)
 
     monkeypatch.setattr(ImageMediaIO, "_decode", slow)
@@ -156,7 +158,7 @@ def test_a_request_past_its_time_limit_is_a_504(
     finally:
         gate.set()
     renderer = deadline_server.context.renderer
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while renderer.decoded_budget.held_bytes and time.monotonic() < deadline:
         time.sleep(0.01)
     assert renderer.decoded_budget.held_bytes == 0

@@ -131,7 +131,7 @@ def test_items_keep_their_order_when_the_first_comes_last(
     thread.start()
     gate.wait_arrived()
     gate.open()
-    thread.join(30)
+    thread.join(120)
     assert found == expected
     assert len(set(expected)) == 12
 

@@ -125,7 +125,7 @@ def test_a_full_queue_is_a_503_that_says_when_to_come_back(
     assert strict_server.get("/health").status_code == 200
     gate.open()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert statuses == [200, 200]
 
 

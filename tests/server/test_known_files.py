@@ -92,7 +92,7 @@ def rendered(answer: dict[str, Any]) -> Any:
 def clear_caches(server: Server) -> None:
     renderer = server.context.renderer
     assert renderer.render_cache is not None
-    renderer._mm_executor.submit(renderer.render_cache.clear_cache).result(10)
+    renderer._mm_executor.submit(renderer.render_cache.clear_cache).result(120)
     processor = renderer.frontend.mm_processor
     assert processor is not None
     processor.clear_outputs()

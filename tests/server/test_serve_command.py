@@ -27,7 +27,7 @@ def running_stream(url: str, *, max_tokens: int) -> Iterator[Iterator[str]]:
     """The events of a generation that has begun, without their `data: `."""
     body = request(image(data_url(make_jpeg())), text("x"), max_tokens=max_tokens)
     body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": False}}
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as answer:
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=180) as answer:
         assert answer.status_code == 200
         events = (line.removeprefix("data: ") for line in answer.iter_lines() if line)
         first = next(events)
@@ -42,7 +42,7 @@ def generating_server(model: Path, *flags: str) -> Iterator[tuple[Process, str]]
         url = server.read_until(r"serving .* at (http://\S+)")
         children = psutil.Process(server.process.pid).children(recursive=True)
         yield server, url
-        psutil.wait_procs(children, timeout=60)
+        psutil.wait_procs(children, timeout=120)
         assert not any(child.is_running() for child in children)
 
 
@@ -58,7 +58,7 @@ def test_it_serves_and_stops_on_sigint_leaving_no_process(tiny_model: Callable[.
         # Transformers would import it, for training alone; a second of the start.
         assert not any("scipy/optimize" in library.path for library in parent.memory_maps())
         body = request(image(data_url(make_jpeg())), text("x"), max_tokens=2)
-        assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60).status_code == 200
+        assert httpx.post(f"{url}/v1/chat/completions", json=body, timeout=180).status_code == 200
         children = parent.children(recursive=True)
         with running_stream(url, max_tokens=100) as events:
             assert server.end(signal.SIGINT) == 0
@@ -67,7 +67,7 @@ def test_it_serves_and_stops_on_sigint_leaving_no_process(tiny_model: Callable[.
         assert json.loads(pieces[-1])["choices"][0]["finish_reason"] == "length"
         assert "Traceback" not in server.output
         assert "stopped" in server.output
-        psutil.wait_procs(children, timeout=60)
+        psutil.wait_procs(children, timeout=120)
         assert not any(child.is_running() for child in children)
 
 
@@ -87,7 +87,7 @@ def test_sigterm_lets_a_running_request_finish(
         def send() -> None:
             body = request(image(media), text("x"))
             render = f"{url}/v1/chat/completions/render"
-            statuses.append(httpx.post(render, json=body, timeout=60).status_code)
+            statuses.append(httpx.post(render, json=body, timeout=180).status_code)
 
         thread = threading.Thread(target=send)
         thread.start()
@@ -114,7 +114,7 @@ def post_in_background(url: str, body: object, answers: list[httpx.Response]) ->
     def send() -> None:
         with contextlib.suppress(httpx.HTTPError):
             render = f"{url}/v1/chat/completions/render"
-            answers.append(httpx.post(render, json=body, timeout=60))
+            answers.append(httpx.post(render, json=body, timeout=180))
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -215,7 +215,7 @@ def test_while_it_loads_it_says_so_and_a_killed_one_leaves_no_engine(
             ports = [known.laddr.port for known in found if known.status == psutil.CONN_LISTEN]
         statuses: list[int] = []
         while 200 not in statuses and time.monotonic() < deadline:
-            answer = httpx.get(f"http://127.0.0.1:{ports[0]}/health", timeout=60)
+            answer = httpx.get(f"http://127.0.0.1:{ports[0]}/health", timeout=180)
             statuses.append(answer.status_code)
             assert answer.json()["status"] == ("ok" if statuses[-1] == 200 else "loading")
         assert set(statuses) == {503, 200}
@@ -223,7 +223,7 @@ def test_while_it_loads_it_says_so_and_a_killed_one_leaves_no_engine(
         assert "lazydecode-eng" in {child.name() for child in children}  # forked
         # The end of its output too: they hold it open for as long as they run.
         assert server.end(signal.SIGKILL) == -signal.SIGKILL
-        psutil.wait_procs(children, timeout=60)
+        psutil.wait_procs(children, timeout=120)
         assert not any(child.is_running() for child in children)
 
 

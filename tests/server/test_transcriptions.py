@@ -67,7 +67,7 @@ def post(server: Server, data: bytes | None, path: str = "transcriptions", **for
     if files is None:
         # httpx sends a form without files in another encoding.
         files = {"model": (None, "tiny-whisper")}
-    return httpx.post(f"{server.url}/v1/audio/{path}", files=files, data=form, timeout=60)
+    return httpx.post(f"{server.url}/v1/audio/{path}", files=files, data=form, timeout=180)
 
 
 def error(response: Any, status: int) -> dict[str, Any]:
@@ -278,7 +278,7 @@ def test_a_client_that_leaves_ends_its_pieces(whisper: Server) -> None:
         f"{whisper.url}/v1/audio/transcriptions",
         files={"file": ("a.wav", wav(25.0, seed=8))},
         data=form,
-        timeout=60,
+        timeout=180,
     ) as response:
         next(response.iter_bytes())
     whisper.wait_idle()
@@ -307,7 +307,7 @@ async def test_a_storm_leaves_nothing(whisper: Server) -> None:
         except TimeoutError:
             outcomes["left"] += 1
 
-    async with httpx.AsyncClient(base_url=whisper.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=whisper.url, timeout=180) as client:
         for batch in range(4):
             await asyncio.gather(*(ask(client, 15 * batch + n) for n in range(15)))
     await asyncio.to_thread(whisper.wait_idle)

@@ -49,7 +49,7 @@ def create(server: Server, data: bytes, **options: Any) -> Any:
 
 def post(server: Server, data: bytes, path: str = "transcriptions", **form: str) -> httpx.Response:
     return httpx.post(
-        f"{server.url}/v1/audio/{path}", files={"file": ("a.wav", data)}, data=form, timeout=60
+        f"{server.url}/v1/audio/{path}", files={"file": ("a.wav", data)}, data=form, timeout=180
     )
 
 

@@ -153,7 +153,7 @@ def test_what_a_transcription_cannot_have_is_refused_by_name(
         f"{server.url}/v1/audio/transcriptions",
         files={"file": ("a.wav", wav(0.5, seed=5))},
         data=form,
-        timeout=60,
+        timeout=180,
     )
     assert response.status_code == 400
     assert response.json()["error"]["param"] == parameter

@@ -17,7 +17,7 @@ from tests.builders import make_jpeg
 from tests.server.command import Process, lazydecode
 from tests.server.harness import data_url, image, request, text
 
-WAIT_S = 120.0
+WAIT_S = 240.0
 CHATS = "requests_total", '{route="chat",status="200"}'
 TWO = ("--port", "0", "--workers", "2", "--media-processes", "0")
 
@@ -146,7 +146,7 @@ def test_workers_share_a_port_and_an_engine_and_are_replaced(
             killed, _ = asked
             # Nobody asked for its metrics since: it told them when it asked for the other's.
             killed.kill()
-        psutil.wait_procs([killed], timeout=30)
+        psutil.wait_procs([killed], timeout=120)
         wait_healthy(url, 3, server)
         second = children(server)
         kept = {process.pid for process in first.values()} - {killed.pid}

@@ -286,7 +286,7 @@ def test_a_nursery_that_stops_is_ended_and_no_late_answer_is_read(
     nursery = ForkedChild(lambda _: time.sleep(100) or 0)  # type: ignore[func-returns-value]
     workers = WorkerPool(nursery, count=2, result_bytes=RESULT_BYTES, time_limit_s=LIMIT_S)
     workers.start(Configure("", Settings(), "", None))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while nursery.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert nursery.poll() == -9
