@@ -43,7 +43,7 @@ class Recorder:
     def wait_ended(self, count: int) -> None:
         with self._changed:
             assert self._changed.wait_for(
-                lambda: len(self.reasons) + len(self.errors) >= count, timeout=20
+                lambda: len(self.reasons) + len(self.errors) >= count, timeout=120
             )
 
     def wait_tokens(self, request_id: str, count: int) -> None:
