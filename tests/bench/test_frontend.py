@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from lazydecode.bench import lazy
 from lazydecode.bench.frontend import SECTIONS, FrontendOptions, run_frontend
+from lazydecode.bench.goals import goals_grid
 from lazydecode.bench.media import encode_clip, encode_picture, encode_sound, frontend_items
 from lazydecode.bench.model_rows import ModelRows
 from lazydecode.cli.main import cli
@@ -65,7 +66,31 @@ def test_the_record_is_complete() -> None:
             assert timing["cpu_ms"] >= 0
     assert {(row["side"], row["hits"]) for row in record["memory"]} == {("eager", 3), ("ref", 3)}
     assert [row["entries"] for row in record["growth"]["lookups"]] == [10, 100]
+    (row,) = record["sources"]["sizes"]
+    assert row["bytes"] == 100_000
+    assert {"data_floor", "data_url", "file_floor", "file_url"} == set(row["timings"])
     assert any("JPEG" in text for text in said)
+
+
+def test_the_connectors_goals_have_the_floors_that_are_named() -> None:
+    def row(megabytes: float, data: float, file: float) -> dict[str, Any]:
+        cpu = {"data_floor": megabytes, "data_url": data, "file_floor": 1.0, "file_url": file}
+        return {"megabytes": megabytes, "timings": {n: {"cpu_ms": v} for n, v in cpu.items()}}
+
+    sources = {
+        "sizes": [row(0.1, 0.3, 0.3), row(30.0, 40.0, 0.4)],
+        "loop": {"cpu_ms": 0.1},
+        "look": {"cpu_ms": 0.2},
+    }
+    grid = goals_grid({"kind": "frontend", "sources": sources}, None)
+    verdicts = {cells[0]: (cells[2], cells[-1]) for cells in grid.rows}
+    assert verdicts == {
+        "1. a data: URL, 0.1 MB": ("0.1", "yes"),
+        "1. an unchanged file:, 0.1 MB": ("0.2", "yes"),
+        "1. a data: URL, 30 MB": ("30", "no"),
+        "1. an unchanged file:, 30 MB": ("0.2", "no"),
+        "1. an unchanged file:, 30 MB against 0.1 MB": ("0.3", "no"),
+    }
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl"])

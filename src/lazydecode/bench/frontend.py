@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import hashlib
-import tempfile
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
@@ -22,8 +17,7 @@ from lazydecode.bench.measure import Timing, measure
 from lazydecode.bench.media import BenchItem, encode_picture, frontend_items
 from lazydecode.bench.memory import memory_section
 from lazydecode.bench.record import machine, new_record
-from lazydecode.limits import FetchPolicy
-from lazydecode.media.connector import MediaConnector
+from lazydecode.bench.sources import sources_section
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.parse import MultiModalDataParser
@@ -74,7 +68,7 @@ def run_frontend(options: FrontendOptions, progress: Progress = lambda _: None) 
         record["items"] = _items(options, model, progress)
     if "sources" in wanted:
         progress("data: and file: URLs")
-        record["sources"] = _sources(options)
+        record["sources"] = sources_section(options.sizes, options.rounds, options.max_s)
     if "parallel" in wanted:
         progress("parallel decode of eight images")
         record["parallel"] = _parallel(options)
@@ -160,59 +154,6 @@ def _item_ratios(timings: dict[str, Timing]) -> dict[str, float]:
 
 def _blend(hit: Timing, miss: Timing, rate: float) -> float:
     return rate * hit.cpu_ms + (1 - rate) * miss.cpu_ms
-
-
-# -- URLs
-
-_SETTLED_S: Final = 2.2
-"""After this long a change of a file shows in its times."""
-
-
-def _sources(options: FrontendOptions) -> dict[str, Any]:
-    """One JPEG through the connector, by data: and by file: URL, asked for again and again."""
-    size = (64, 48) if options.sizes == "tiny" else (2048, 2048)
-    data = encode_picture(size)
-    text = base64.b64encode(data)
-    image_io = ImageMediaIO(trust_exif_image_id=False)
-    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
-        path = Path(folder) / "picture.jpg"
-        path.write_bytes(data)
-        connector = MediaConnector(policy=FetchPolicy(allowed_local_media_path=Path(folder)))
-
-        def load(url: str | memoryview) -> object:
-            return runner.run(connector.load_from_url_async(url, image_io))
-
-        async def nothing() -> None:
-            await asyncio.sleep(0)
-
-        # A file that was written a moment ago is not remembered: it may change unnoticed.
-        time.sleep(_SETTLED_S)
-
-        # A view, as the server has it: a part of the request's body.
-        data_url = memoryview(b"data:image/jpeg;base64," + text)
-        timings = measure(
-            {
-                "loop": lambda: runner.run(nothing()),
-                "digest": digest_floor(data),
-                "data_floor": lambda: hashlib.sha256(_strict_base64(text)).digest(),
-                "data_url": lambda: load(data_url),
-                "file_floor": lambda: hashlib.sha256(path.read_bytes()).digest(),
-                "file_url": lambda: load(path.as_uri()),
-            },
-            rounds=options.rounds,
-            max_s=options.max_s,
-        )
-        runner.run(connector.close())
-    return {
-        "bytes": len(data),
-        "timings": {name: timing.to_dict() for name, timing in timings.items()},
-    }
-
-
-def _strict_base64(text: bytes) -> bytes:
-    import pybase64
-
-    return pybase64.b64decode(text, validate=True)
 
 
 # -- eight images at once

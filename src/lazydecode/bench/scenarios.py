@@ -87,11 +87,20 @@ def scenarios(pool: MediaPool, *, chat: bool) -> list[Scenario]:
     found = [
         Scenario("text", "no media: what any request costs", _text, factor=4),
         Scenario(
-            "hot-720p", "a pool of eight 720p images, known", _hot(pool, _HD, "none"), factor=4
+            "hot-720p",
+            "a pool of eight 720p images, processed before",
+            _hot(pool, _HD, "none"),
+            factor=4,
+        ),
+        Scenario(
+            "headers-720p",
+            "eight 720p images that came before and were never processed, no tensors",
+            _hot(pool, _HD, "none", processed=False),
+            factor=4,
         ),
         Scenario("hot-720p-tensors", "the same, with tensors", _hot(pool, _HD, "tensors")),
         Scenario("unique-720p", "720p images, never seen, with tensors", _unique(pool, 1)),
-        Scenario("hot-4k", "a pool of four 4K images, known", _hot(pool, _4K, "none"), factor=2),
+        Scenario("hot-4k", "four 4K images, processed before", _hot(pool, _4K, "none"), factor=2),
         Scenario(
             "hot-4k-tensors", "the same, with tensors", _hot(pool, _4K, "tensors"), num_requests=8
         ),
@@ -169,14 +178,26 @@ def _text(count: int, seed: int) -> Batch:
 
 
 def _hot(
-    pool: MediaPool, size: tuple[int, int], payload: str | None
+    pool: MediaPool, size: tuple[int, int], payload: str | None, *, processed: bool = True
 ) -> Callable[[int, int], Batch]:
+    """Requests about a few pictures that each came once before.
+
+    Args:
+        pool: Where they come from.
+        size: Theirs.
+        payload: See `request_body`.
+        processed: Whether the first request wanted tensors, so that what the processor made of
+            them is in the cache; else they are pictures that no other scenario has.
+    """
+
     def build(count: int, seed: int) -> Batch:
         num_pictures = min(count, _POOL if size == _HD else _POOL // 2)
-        media = [pool.picture(size, number) for number in range(num_pictures)]
+        first = 0 if processed else _POOL
+        media = [pool.picture(size, first + number) for number in range(num_pictures)]
         parts = [image_part(data) for data in media]
         bodies = [request_body([parts[n % num_pictures]], payload, n) for n in range(count)]
-        return Batch(bodies, [request_body([part], payload) for part in parts], media[:1])
+        before = "tensors" if processed and payload is not None else payload
+        return Batch(bodies, [request_body([part], before) for part in parts], media[:1])
 
     return build
 
@@ -276,4 +297,4 @@ def _heavy(pool: MediaPool) -> Callable[[int, int], Batch]:
 
 def _fresh(seed: int, number: int) -> int:
     """A picture's seed that no other measurement has."""
-    return _POOL + 1000 * (seed + 1) + number
+    return 2 * _POOL + 1000 * (seed + 1) + number

@@ -138,15 +138,21 @@ def _frontend_model(items: list[dict[str, Any]]) -> Iterator[Grid]:
 
 
 def _frontend_rest(record: dict[str, Any]) -> Iterator[Grid]:
-    if "sources" in record:
-        timings = record["sources"]["timings"]
+    connector = record.get("sources", {})
+    if "sizes" in connector:
         yield Grid(
-            f"The connector, {record['sources']['bytes'] / 1e6:.2f} MB, asked for again",
-            ("scheme", "floor: read + sha256", "here"),
+            "The connector, asked for known media",
+            ("MB", "floor: base64 + sha256", "data:", "read + sha256", "file:, unchanged"),
             [
-                ("data:", *_cells(timings, ("data_floor", "data_url"))),
-                ("file:", *_cells(timings, ("file_floor", "file_url"))),
-                ("an empty task", "-", _cpu(timings, "loop")),
+                (
+                    f"{row['megabytes']:g}",
+                    *_cells(row["timings"], ("data_floor", "data_url", "file_floor", "file_url")),
+                )
+                for row in connector["sizes"]
+            ]
+            + [
+                ("an empty task", "-", "-", "-", _cpu(connector, "loop")),
+                ("a look at a file by a thread", "-", "-", "-", _cpu(connector, "look")),
             ],
         )
     if "parallel" in record:

@@ -24,7 +24,8 @@ _ROUNDS: Final = {"full": 15, "short": 7, "tiny": 2}
 _MAX_S: Final = {"full": 15.0, "short": 2.0, "tiny": 1.0}
 _REQUESTS: Final = {"full": 48, "short": 12, "tiny": 2}
 _SHORT: Final = (
-    "text", "hot-720p", "unique-720p", "hot-4k", "video-hot", "unseen-4x720p-none", "storm",
+    "text", "hot-720p", "headers-720p", "unique-720p", "hot-4k", "video-hot",
+    "unseen-4x720p-none", "storm",
 )  # fmt: skip
 
 _size = click.option(
