@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed
 # worksteal: files stay whole, so that what a file starts once is started once.
 PYTEST_ARGS ?= -n 2 --dist worksteal
 
+# Modules are compiled once, not by each of the processes that the tests start.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo serve test lint format bench docs
 
