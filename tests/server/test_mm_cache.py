@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,21 @@ def test_the_key_is_asked_for(keyed_server: Server, path: str) -> None:
     right = {"authorization": "Bearer k"}
     assert keyed_server.post(path, body, headers=right).status_code == 200
     assert httpx.get(f"{keyed_server.url}{path}", headers=right, timeout=180).status_code == 405
+
+
+def test_what_fails_while_another_workers_caches_are_emptied_is_logged(
+    render_server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = threading.Event()
+
+    async def fail(clear_engine: Callable[[], None]) -> None:
+        failed.set()
+        raise RuntimeError("the cache is broken")
+
+    context = render_server.context
+    monkeypatch.setattr(context.renderer, "clear_caches", fail)
+    render_server.call(context._clear_later)
+    assert failed.wait(10)
+    render_server.call(lambda: None)  # the task's end comes before
+    assert not context._clearing
+    assert "the caches were not emptied" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,8 @@ from lazydecode.server.recent import RecentRequests
 from lazydecode.server.samples import sum_up, write_samples
 from lazydecode.workers.nursery import Configure
 from lazydecode.workers.pool import WorkerPool
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class ServerContext:
     """Connection to the supervisor, in a worker."""
     workers: WorkerPool | None = None
     """Processes that decode and process items; None: threads do."""
-    _watch: asyncio.Task[None] | None = field(default=None, init=False)
+    _clearing: set[asyncio.Task[ClearedCaches]] = field(default_factory=set, init=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,6 +80,13 @@ class ServerContext:
     async def _clear_own(self) -> ClearedCaches:
         return await self.renderer.clear_caches(self.engine.clear_cache)
 
+    def _clear_later(self) -> None:
+        """Begin to empty this worker's caches, as another one was told to."""
+        task = asyncio.create_task(self._clear_own(), name="clear-caches")
+        self._clearing.add(task)
+        task.add_done_callback(self._clearing.discard)
+        task.add_done_callback(_log_failure)
+
     @property
     def max_model_len(self) -> int | None:
         """Longest prompt plus answer in tokens, if known."""
@@ -102,9 +112,7 @@ class ServerContext:
             await self.engine.start()
             if self.member is not None:
                 loop = asyncio.get_running_loop()
-                self.member.on_clear = lambda: asyncio.run_coroutine_threadsafe(
-                    self._clear_own(), loop
-                )
+                self.member.on_clear = lambda: loop.call_soon_threadsafe(self._clear_later)
             if self.workers is not None:
                 self.workers.start(
                     Configure(
@@ -122,3 +130,8 @@ class ServerContext:
             finally:
                 watch.cancel()
                 await asyncio.wait((watch,))
+
+
+def _log_failure(task: asyncio.Task[ClearedCaches]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the caches were not emptied", exc_info=error)

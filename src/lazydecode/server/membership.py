@@ -6,13 +6,14 @@ come beside `Attach`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -161,6 +162,8 @@ class Member:
         """Whether all workers serve, as far as the supervisor said."""
         self.read_own: Callable[[], list[Family]] = list
         """Returns this worker's metrics."""
+        self._told: list[Family] = []
+        """What it returned last."""
         self.on_clear: Callable[[], object] = lambda: None
         """Called, on the reading thread, when the caches shall be emptied."""
         threading.Thread(target=self._read, name="lazydecode-member", daemon=True).start()
@@ -239,7 +242,8 @@ class Member:
             case Group(is_complete):
                 self.is_complete = is_complete
             case Clear():
-                self.on_clear()
+                with _contained("the caches cannot be emptied"):
+                    self.on_clear()
             case Ask(number, _):
                 self._answer(number)
             case Tell(number, families):
@@ -250,8 +254,19 @@ class Member:
                 raise AssertionError(f"unexpected message {type(message).__name__}")
 
     def _answer(self, number: int) -> None:
-        families: list[Any] = self.read_own()
+        with _contained("the metrics cannot be read; the last ones are told"):
+            self._told = self.read_own()
         try:
-            self._send(Tell(number, families))
+            self._send(Tell(number, self._told))
         except OSError:
             logger.debug("the supervisor is gone")
+
+
+@contextlib.contextmanager
+def _contained(what: str) -> Iterator[None]:
+    """Log what fails; it must not end the thread that hears of everything else."""
+    try:
+        yield
+    except Exception:
+        # Wide: a plug-in's cache is asked in there, and may raise what it likes.
+        logger.exception("%s", what)
