@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
@@ -53,6 +53,7 @@ from lazydecode.media.urls import (
     parse_url,
     redact_url,
 )
+from lazydecode.on_error import OnError
 from lazydecode.plugins import contain, is_foreign
 
 __all__ = [
@@ -177,7 +178,7 @@ class MediaConnector:
         One download or read, one payload, one digest pass for both keys; the stricter of the
         decoders' caps and the video time-out apply.
         """
-        with self._naming("video", url):
+        with self._naming("video", url), self.contained():
             video, audio = await self._load_refs_async(
                 url, (video_io, audio_io), timeout_s=self.limits.video_timeout_s
             )
@@ -319,24 +320,23 @@ class MediaConnector:
             return nullcontext()
         return contain("media connector", self.name or type(self).__name__)
 
-    @contextmanager
-    def _naming(self, modality: str, url: MediaURL) -> Iterator[None]:
+    def _naming(self, modality: str, url: MediaURL) -> OnError:
         """Name the modality and the URL, without its secrets, in errors that leave the block."""
-        try:
-            with self.contained():
-                yield
-        except LazyDecodeError as exc:
-            exc.modality = exc.modality or modality
-            if exc.parameter is None:
-                exc.parameter, exc.value = f"{modality}_url", redact_url(url)
-            raise
+
+        def handle(exc: BaseException) -> None:
+            if isinstance(exc, LazyDecodeError):
+                exc.modality = exc.modality or modality
+                if exc.parameter is None:
+                    exc.parameter, exc.value = f"{modality}_url", redact_url(url)
+
+        return OnError(handle)
 
     # -- from URL to refs
 
     async def _fetch_one(
         self, modality: str, url: MediaURL, media_io: MediaIO[_T], timeout_s: float
     ) -> MediaRef[_T]:
-        with self._naming(modality, url):
+        with self._naming(modality, url), self.contained():
             ref = await self.load_from_url_async(url, media_io, timeout_s=timeout_s)
             if not isinstance(ref, MediaRef):
                 raise TypeError(f"load_from_url_async gave a {type(ref).__name__}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from lazydecode.errors import CorruptMediaError, LazyDecodeError, MediaTooLargeError
+from lazydecode.on_error import OnError
 
 _OBJECT_REPR: Final = re.compile(r"<[^<>]*\bat 0x[0-9a-fA-F]+[^<>]*>")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -26,20 +25,20 @@ def describe(exc: BaseException) -> str:
     return text or type(exc).__name__
 
 
-@contextmanager
-def corrupt_on_failure(prefix: str) -> Iterator[None]:
+def corrupt_on_failure(prefix: str) -> OnError:
     """Turn any exception of a decoder into `CorruptMediaError("{prefix}: {what it said}")`.
 
     Our own errors pass unchanged. A decoder that asks for more memory than there is was told
     to by the file, so `MemoryError` becomes `MediaTooLargeError`.
     """
-    try:
-        yield
-    except LazyDecodeError:
-        raise
-    except MemoryError as exc:
-        raise MediaTooLargeError(f"{prefix}: it needs more memory than there is") from exc
-    # Decoders raise what they like: SyntaxError for a broken PNG chunk, struct.error,
-    # zlib.error, IndexError, even AttributeError. Whatever it is, the file made it happen.
-    except Exception as exc:
+
+    def handle(exc: BaseException) -> None:
+        if isinstance(exc, LazyDecodeError) or not isinstance(exc, Exception):
+            return
+        if isinstance(exc, MemoryError):
+            raise MediaTooLargeError(f"{prefix}: it needs more memory than there is") from exc
+        # Decoders raise what they like: SyntaxError for a broken PNG chunk, struct.error,
+        # zlib.error, IndexError, even AttributeError. Whatever it is, the file made it happen.
         raise CorruptMediaError(f"{prefix}: {describe(exc)}") from exc
+
+    return OnError(handle)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextvars
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -33,15 +31,18 @@ _trace: contextvars.ContextVar[FetchTrace | None] = contextvars.ContextVar(
 )
 
 
-@contextmanager
-def trace_fetch() -> Iterator[FetchTrace]:
-    """Record the fetch that is awaited inside the block."""
-    trace = FetchTrace()
-    token = _trace.set(trace)
-    try:
-        yield trace
-    finally:
-        _trace.reset(token)
+class trace_fetch:  # noqa: N801 - a context that reads like a function
+    """Record the fetch that is awaited inside the block, in what the block is given."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> FetchTrace:
+        trace = FetchTrace()
+        self._token = _trace.set(trace)
+        return trace
+
+    def __exit__(self, *_: object) -> None:
+        _trace.reset(self._token)
 
 
 def current_trace() -> FetchTrace | None:

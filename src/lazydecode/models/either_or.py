@@ -95,6 +95,7 @@ class EitherOrFamily(Family):
         options: Mapping[str, Any] | None = None,
         *,
         pairs: Sequence[Pair] = (),
+        tenant: str | None = None,
     ) -> ExpandedPrompt:
         """Return the prompt that the class wrote for the one item; empty for a dual encoder.
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalKwargsItem
@@ -27,6 +27,11 @@ from lazydecode.models.registry import FamilyRecord
 from lazydecode.models.tokenization import PromptTokenizer
 
 logger = logging.getLogger(__name__)
+
+_SHORT_CHARS: Final = 8192
+"""Longest text whose ids are remembered with its items."""
+_REMEMBERED_TOKENS: Final = 500_000
+"""Token ids of all prompts that are remembered: some 15 MB at most."""
 
 PromptMode = Literal["expand", "whole_request", "either_or", "unproven"]
 
@@ -140,6 +145,9 @@ class Family:
         }
         self._sketches: Memo[Sketch] = Memo()
         self._too_large: Memo[int] = Memo()
+        self._prompts: Memo[ExpandedPrompt] = Memo(
+            cost=lambda built: len(built.token_ids), max_cost=_REMEMBERED_TOKENS
+        )
         self._before: Memo[list[int]] = Memo()
         self._default_name = _name(options.defaults)
         self._follows_from_size = (
@@ -323,19 +331,39 @@ class Family:
         options: Mapping[str, Any] | None = None,
         *,
         pairs: Sequence[Pair] = (),
+        tenant: str | None = None,
     ) -> ExpandedPrompt:
         """Return the ids of a prompt with its items, and where each item stands.
+
+        Where many items come with the same words, as captions are asked for, the prompt is the
+        same whenever their sizes are, and is built once.
 
         Args:
             prompt: Text, or token ids with placeholders.
             items: Modality -> texts of the items, in the order of the prompt.
             options: The request's processor options.
             pairs: Videos with their sound, which has no placeholder of its own.
+            tenant: Who asks: nobody can tell from the time it takes what others have asked.
 
         Raises:
             InvalidRequestError: If the prompt has not one placeholder per item, or the family
                 has no such pairs.
         """
+        if not isinstance(prompt, str) or len(prompt) > _SHORT_CHARS:
+            return self._build_prompt(prompt, items, options, pairs)
+        groups = tuple((modality, *group) for modality, group in items.items())
+        key = (tenant, prompt, groups, tuple(pairs), self._name(self.options.merge(options)))
+        return self._prompts.get(
+            key, lambda: self._build_prompt(prompt, items, options, pairs)
+        ).copy()
+
+    def _build_prompt(
+        self,
+        prompt: str | Sequence[int],
+        items: Mapping[str, Sequence[ItemText]],
+        options: Mapping[str, Any] | None,
+        pairs: Sequence[Pair],
+    ) -> ExpandedPrompt:
         if pairs:
             if self.pairing is None:
                 raise InvalidRequestError("the model takes no video with its sound as one")

@@ -291,15 +291,16 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         self, inputs: ProcessorInputs, texts: Mapping[str, Sequence[ItemText]]
     ) -> tuple[list[int], dict[str, list[PlaceholderRange]]]:
         options = inputs.hf_processor_mm_kwargs
+        tenant = inputs.cache_salt
         chunks = inputs.mm_data_items.get(VISION_CHUNK)
         if not isinstance(chunks, VisionChunkProcessorItems):
             built = self.family.build_prompt(
-                inputs.prompt, texts, options, pairs=inputs.sound_pairs
+                inputs.prompt, texts, options, pairs=inputs.sound_pairs, tenant=tenant
             )
             return built.token_ids, built.placeholders
         others = {m: group for m, group in texts.items() if m != VISION_CHUNK}
         whole = texts_of_items(chunks.origins, texts[VISION_CHUNK])
-        built = self.family.build_prompt(inputs.prompt, {**whole, **others}, options)
+        built = self.family.build_prompt(inputs.prompt, {**whole, **others}, options, tenant=tenant)
         ranges = {m: built.placeholders[m] for m in others}
         ranges[VISION_CHUNK] = ranges_of_chunks(chunks.origins, built.placeholders)
         return built.token_ids, ranges

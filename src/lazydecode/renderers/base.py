@@ -257,9 +257,11 @@ class BaseRenderer:
                     )
 
             try:
-                with time_limit(deadline):
-                    async with asyncio.timeout_at(deadline):
-                        embeddings = await self._embeddings.load(conversation.embeds, hold=hold)
+                embeddings: Mapping[str, Any] = {}
+                if conversation.embeds:
+                    with time_limit(deadline):
+                        async with asyncio.timeout_at(deadline):
+                            embeddings = await self._embeddings.load(conversation.embeds, hold=hold)
                 job = Job(
                     request_id=request.request_id,
                     prompt=prompt,

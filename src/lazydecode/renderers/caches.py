@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from concurrent.futures import Executor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -71,14 +71,21 @@ class FrontendCaches:
             stored,
         )
 
-    @asynccontextmanager
-    async def borrowing(self, executor: Executor, mm_hashes: Iterable[str]) -> AsyncIterator[None]:
+    def borrowing(
+        self, executor: Executor, mm_hashes: Iterable[str]
+    ) -> AbstractAsyncContextManager[None]:
         """Have what the store holds of these while the block runs; read on `executor`."""
         missing = [] if self.stored is None else [h for h in mm_hashes if self._lacks(h)]
         if self.stored is None or not missing:
-            yield
-            return
-        loan = self.stored.borrow()
+            return nullcontext()
+        return self._borrowing(self.stored, executor, missing)
+
+    @staticmethod
+    @asynccontextmanager
+    async def _borrowing(
+        stored: StoredResults, executor: Executor, missing: list[str]
+    ) -> AsyncIterator[None]:
+        loan = stored.borrow()
         try:
             reading = asyncio.get_running_loop().run_in_executor(executor, loan.load, missing)
             await await_with_cancellation_drain(reading)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError, TimeLimitError
 from lazydecode.inputs import MultiModalInput
+from lazydecode.on_error import OnError
 from lazydecode.processing.failures import of_sound
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.renderers.chat import MediaRequest
@@ -28,47 +28,51 @@ def check_placeholders(prompt: MultiModalInput, inputs: ProcessorInputs) -> None
                 )
 
 
-@contextmanager
-def client_errors() -> Iterator[None]:
+def client_errors() -> OnError:
     """Turn the ValueErrors in which lower rooms state rules on options into the client's error."""
-    try:
-        yield
-    except LazyDecodeError:
-        raise
-    except ValueError as exc:
+    return OnError(_as_client_error)
+
+
+def _as_client_error(exc: BaseException) -> None:
+    if isinstance(exc, ValueError) and not isinstance(exc, LazyDecodeError):
         raise InvalidRequestError(str(exc)) from exc
 
 
-@contextmanager
-def time_limit(deadline: float | None) -> Iterator[None]:
+def time_limit(deadline: float | None) -> OnError:
     """Turn a TimeoutError that a deadline caused into the client's error."""
-    try:
-        yield
-    except TimeoutError as exc:
-        if deadline is None or asyncio.get_running_loop().time() < deadline:
-            raise
-        raise TimeLimitError("the request was not rendered within the server's time limit") from exc
+
+    def handle(exc: BaseException) -> None:
+        if not isinstance(exc, TimeoutError) or deadline is None:
+            return
+        if asyncio.get_running_loop().time() >= deadline:
+            raise TimeLimitError(
+                "the request was not rendered within the server's time limit"
+            ) from exc
+
+    return OnError(handle)
 
 
-@contextmanager
-def naming_videos(items: Sequence[EncodedItem] | Sequence[MediaRequest]) -> Iterator[None]:
+def naming_videos(items: Sequence[EncodedItem] | Sequence[MediaRequest]) -> OnError:
     """Name the video in errors about a sound that came with it: the client knows no other item."""
-    try:
-        yield
-    except LazyDecodeError as exc:
+
+    def handle(exc: BaseException) -> None:
+        if not isinstance(exc, LazyDecodeError):
+            return
         for item in items:
             if item.of_video is not None and (exc.modality, exc.index) == ("audio", item.index):
                 raise of_sound(exc, item.index, item.of_video) from exc.__cause__
-        raise
+
+    return OnError(handle)
 
 
-@contextmanager
-def naming_first(media: Sequence[MediaRequest]) -> Iterator[None]:
+def naming_first(media: Sequence[MediaRequest]) -> OnError:
     """Name the first item of the modality in errors about options that all of them have."""
-    try:
-        yield
-    except LazyDecodeError as exc:
+
+    def handle(exc: BaseException) -> None:
+        if not isinstance(exc, LazyDecodeError) or exc.index is not None:
+            return
         first = next((item for item in media if item.modality == exc.modality), None)
-        if first is None or exc.index is not None:
-            raise
-        raise exc.at(first.modality, first.index) from exc.__cause__
+        if first is not None:
+            raise exc.at(first.modality, first.index) from exc.__cause__
+
+    return OnError(handle)

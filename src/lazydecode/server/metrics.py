@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar, cast
 
 from prometheus_client import (
     CollectorRegistry,
@@ -24,6 +24,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _FAST: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
 _LAG_PERIOD_S: Final = 0.05
+_M = TypeVar("_M", Counter, Histogram)
 
 
 class Metrics:
@@ -102,6 +103,7 @@ class Metrics:
             registry=registry,
         )
         self._gauges: dict[str, Gauge] = {}
+        self._children: dict[tuple[int | str, ...], Counter | Histogram] = {}
         self.last_lag_s = 0.0
         """The latest sample of the event loop's lag."""
 
@@ -117,21 +119,29 @@ class Metrics:
     def observe_timeline(self, timeline: Timeline) -> None:
         """Count what one request did."""
         for stage, seconds in timeline.seconds.items():
-            self.stages.labels(stage).observe(seconds)
+            self._child(self.stages, stage).observe(seconds)
         for item in timeline.items:
             outcome = "uncached" if item.hit is None else "hit" if item.hit else "miss"
-            self.items.labels(item.modality, outcome).inc()
+            self._child(self.items, item.modality, outcome).inc()
             if item.num_bytes:
-                self.media_bytes.labels(item.modality).inc(item.num_bytes)
+                self._child(self.media_bytes, item.modality).inc(item.num_bytes)
             if "decode" in item.seconds and not item.shared:
-                self.decodes.labels(item.modality).inc()
+                self._child(self.decodes, item.modality).inc()
             for stage, seconds in item.seconds.items():
-                self.item_stages.labels(item.modality, stage).observe(seconds)
+                self._child(self.item_stages, item.modality, stage).observe(seconds)
 
     def observe_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
-        self.requests.labels(route, str(status)).inc()
-        self.latency.labels(route).observe(seconds)
+        self._child(self.requests, route, str(status)).inc()
+        self._child(self.latency, route).observe(seconds)
+
+    def _child(self, metric: _M, *labels: str) -> _M:
+        """Return the metric of these labels, found once: the library's own way takes a lock."""
+        key: tuple[int | str, ...] = (id(metric), *labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = metric.labels(*labels)
+        return cast("_M", child)
 
     async def watch_loop(self) -> None:
         """Sample the event loop's lag until cancelled."""
