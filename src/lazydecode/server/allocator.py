@@ -43,3 +43,19 @@ def tune_allocator() -> bool:
     if not all(taken):
         logger.debug("the allocator took %s of %s options", sum(taken), len(taken))
     return all(taken)
+
+
+def give_back_free_memory() -> bool:
+    """Let the system have the free pages of all heaps, wherever they lie; takes some ms.
+
+    What is free between blocks in use stays the heap's for ever otherwise: the most that was ever
+    needed at once. It is for now and then, as each page that is used again is faulted in anew.
+
+    Returns:
+        Whether there was something to give back.
+    """
+    try:
+        malloc_trim = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return False
+    return bool(malloc_trim(0))

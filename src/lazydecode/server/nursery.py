@@ -6,7 +6,7 @@ import socket
 from typing import Final
 
 from lazydecode.engine.child import SpawnedChild, name_process
-from lazydecode.server.allocator import tune_allocator
+from lazydecode.server.allocator import give_back_free_memory, tune_allocator
 from lazydecode.workers.nursery import run_nursery
 
 NAME: Final = "lazydecode-item"
@@ -15,7 +15,7 @@ NAME: Final = "lazydecode-item"
 def main(control: socket.socket) -> int:
     """Run as such a process until the server is gone; returns the exit status."""
     name_process(NAME)
-    return run_nursery(control, tune_allocator)
+    return run_nursery(control, tune_allocator, give_back_free_memory)
 
 
 def spawn_nursery() -> SpawnedChild:

@@ -57,12 +57,17 @@ class Configure:
     """What the server found out about the processor, so that it is not found out again."""
 
 
-def run_nursery(control: socket.socket, prepare: Callable[[], object] | None = None) -> int:
+def run_nursery(
+    control: socket.socket,
+    prepare: Callable[[], object] | None = None,
+    tidy: Callable[[], object] | None = None,
+) -> int:
     """Load what the server says, then fork workers until the server is gone.
 
     Args:
         control: Connection to the server.
         prepare: Called in each worker before it begins.
+        tidy: Called when the model is loaded, and in each worker once in many items.
 
     Returns:
         The exit status.
@@ -86,9 +91,11 @@ def run_nursery(control: socket.socket, prepare: Callable[[], object] | None = N
         reason = exc.message if isinstance(exc, LazyDecodeError) else f"{type(exc).__name__}: {exc}"
         _say(control, reason)
         return 1
+    if tidy is not None:
+        tidy()  # what loading left free would be free in every worker
     if not _say(control, ""):
         return 0
-    return _Nursery(control, parent, frontend, prepare).run()
+    return _Nursery(control, parent, frontend, prepare, tidy).run()
 
 
 def start_nursery(control: socket.socket, configure: Configure) -> None:
@@ -144,11 +151,13 @@ class _Nursery:
         parent: int,
         frontend: ModelFrontend,
         prepare: Callable[[], object] | None,
+        tidy: Callable[[], object] | None,
     ) -> None:
         self._control = control
         self._parent = parent
         self._frontend = frontend
         self._prepare = prepare
+        self._tidy = tidy
         self._workers: list[ForkedChild] = []
 
     def run(self) -> int:
@@ -181,7 +190,8 @@ class _Nursery:
             _die_with(nursery)
             if self._prepare is not None:
                 self._prepare()
-            return run_worker(socket.socket(fileno=descriptors[0]), memory, self._frontend)
+            sock = socket.socket(fileno=descriptors[0])
+            return run_worker(sock, memory, self._frontend, tidy=self._tidy)
 
         try:
             worker = ForkedChild(work, close=own, name="lazydecode-item")
