@@ -17,6 +17,10 @@ from lazydecode.media.faults import corrupt_on_failure, describe
         ("No such file: '/home/user/.cache/x y.png'", "No such file: 'a file y.png'"),
         ("two\nlines\t of  text", "two lines of text"),
         ("byte 0xff of 3/4", "byte 0xff of 3/4"),
+        (
+            "no type of (<class 'int'>, list[int], <class 'a.b.Size'>) fits",
+            "no type of (int, list[int], Size) fits",
+        ),
         ("", "ValueError"),
     ],
 )

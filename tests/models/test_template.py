@@ -80,6 +80,13 @@ def test_a_message_that_is_continued_is_left_open() -> None:
     assert rendered.text == "[user]q[assistant]so far"
 
 
+def test_what_a_template_says_shows_no_objects_and_no_paths() -> None:
+    said = "<object object at 0x7f0123456789> of /usr/lib/x/y.py"
+    template = make(f"{{{{ raise_exception('{said}') }}}}")
+    with pytest.raises(InvalidRequestError, match=r"refuses the messages: the data of a file$"):
+        template.render([{"role": "user", "content": "x"}])
+
+
 def test_a_template_that_raises_refuses_the_request() -> None:
     template = make("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidRequestError, match="roles must alternate"):

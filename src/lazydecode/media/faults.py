@@ -9,15 +9,18 @@ from lazydecode.errors import CorruptMediaError, LazyDecodeError, MediaTooLargeE
 from lazydecode.on_error import OnError
 
 _OBJECT_REPR: Final = re.compile(r"<[^<>]*\bat 0x[0-9a-fA-F]+[^<>]*>")
+_CLASS_REPR: Final = re.compile(r"<(?:class|enum) '(?:\w+\.)*(\w+)'>")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{6,}")
 _PATH: Final = re.compile(r"(?<![\w:/])/(?:[\w.+-]+/)+[\w.+-]*")
 _MAX_CHARS: Final = 200
 
 
 def describe(exc: BaseException) -> str:
-    """Return what `exc` says, fit for a client: one line, no addresses, objects or paths."""
+    """Return what `exc` says, fit for a client: one line, no addresses, objects or paths,
+    and classes by their last name."""
     text = " ".join(str(exc).split())
     text = _OBJECT_REPR.sub("the data", text)
+    text = _CLASS_REPR.sub(r"\1", text)
     text = _ADDRESS.sub("an address", text)
     text = _PATH.sub("a file", text)
     if len(text) > _MAX_CHARS:

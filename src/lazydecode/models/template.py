@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from lazydecode.errors import InvalidRequestError, ValidationError
+from lazydecode.media.faults import describe
 from lazydecode.models.marks import TextMarker
 
 Message = Mapping[str, Any]
@@ -193,7 +194,9 @@ class ChatTemplate:
             )
         except Exception as exc:
             # A template is a program of the model's; whatever it raises is about these messages.
-            raise InvalidRequestError(f"the chat template refuses the messages: {exc}") from exc
+            raise InvalidRequestError(
+                f"the chat template refuses the messages: {describe(exc)}"
+            ) from exc
         return str(rendered[0])
 
     def _run_class(self, messages: Any, **options: Any) -> str:

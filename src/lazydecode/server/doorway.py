@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
+
+from lazydecode.errors import OverloadedError
+from lazydecode.server.error_mapping import map_error
 
 RETRY_AFTER_S: Final = 1
 
@@ -26,16 +30,18 @@ class Doorway:
             await self._app(scope, receive, send)
             return
         assert scope["type"] == "http"
+        request_id = os.urandom(16).hex()
         if scope["path"] == "/health":
             answer: dict[str, object] = {"status": "loading"}
         else:
-            message = "the model is being loaded"
-            answer = {"error": {"message": message, "type": "OverloadedError", "code": 503}}
+            error = OverloadedError("the model is being loaded", retry_after_s=RETRY_AFTER_S)
+            answer = map_error(error, request_id=request_id).body
         body = json.dumps(answer).encode()
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"retry-after", str(RETRY_AFTER_S).encode()),
+            (b"x-request-id", request_id.encode()),
             # A request's body, which is not read here, would be taken for the next request.
             (b"connection", b"close"),
         ]
