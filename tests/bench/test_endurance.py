@@ -58,6 +58,9 @@ def test_a_leak_of_a_kilobyte_per_request_is_found_and_warming_up_is_none(
     }
     (row,) = (row for row in goals_grid(None, None, record).rows if "mixed requests" in row[0])
     assert row[-1] == ("yes" if verdict == "flat" else "no")
+    record["soak"] = {**measured, "trend": None}
+    (unknown,) = (row for row in goals_grid(None, None, record).rows if "mixed requests" in row[0])
+    assert unknown[-3:] == ("too short a run to say", "-", "no")
     (grid,) = grids(record)
     assert grid.rows[0] == ("anonymous, all processes", *grid.rows[1][1:])
     assert grid.rows[1][5] == f"{sizes[-1]:.1f}"
