@@ -195,7 +195,9 @@ def _hot(
         first = 0 if processed else _POOL
         media = [pool.picture(size, first + number) for number in range(num_pictures)]
         parts = [image_part(data) for data in media]
-        bodies = [request_body([parts[n % num_pictures]], payload, n) for n in range(count)]
+        # A question that came before, about a picture of that size, would not be tokenized again.
+        questions = range(seed * count, (seed + 1) * count)
+        bodies = [request_body([parts[n % num_pictures]], payload, n) for n in questions]
         before = "tensors" if processed and payload is not None else payload
         return Batch(bodies, [request_body([part], before) for part in parts], media[:1])
 
