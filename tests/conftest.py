@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.origin import inside, origin  # noqa: F401  # fixtures
 
@@ -40,6 +41,16 @@ if "PYTEST_XDIST_WORKER" not in os.environ:
 # As `lazydecode serve` does, before torch is loaded: threads that spin at torch's barriers take the
 # cores from the other worker. Three families' checks took 27 s of CPU, and 19 with this.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Examples are not timed: a machine that stands still for 0.2 s makes any too slow. And they are the
+# same in each run, unless more than usual is asked for: who has changed nothing finds nothing new.
+settings.register_profile(
+    "tests",
+    deadline=None,
+    derandomize="LAZYDECODE_TEST_REPEATS" not in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("tests")
 
 GRACE_S = 60.0
 """How long a test's threads, jobs and descriptors may take to go away after it."""

@@ -64,7 +64,7 @@ class EngineSource:
         """End the source; engines go on."""
         if self._source is not None:
             self._source.control.close()
-            self._source.wait(120)
+            self._source.wait(10)
             self._source.kill()
 
     def _running(self) -> SpawnedChild:

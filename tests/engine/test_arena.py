@@ -25,7 +25,7 @@ KIB = 1024
 # -- extents
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 700), st.integers(0, 30)), max_size=60))
 def test_extents_never_overlap_and_all_come_back(steps: list[tuple[int, int]]) -> None:
     allocator = ExtentAllocator(4096)

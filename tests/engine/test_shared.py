@@ -39,9 +39,9 @@ class Broker:
     def close(self) -> None:
         if self.child is not None:
             self.child.control.close()
-            if self.child.wait(120) is None:
+            if self.child.wait(10) is None:
                 self.child.kill()
-                self.child.wait(120)
+                self.child.wait(10)
 
 
 @pytest.fixture

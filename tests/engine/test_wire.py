@@ -196,7 +196,7 @@ def same(left: NestedTensors, right: NestedTensors) -> bool:
     return type(left) is type(right) and left == right
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(st.text(max_size=8), st.tuples(nested, kinds), max_size=4))
 def test_what_is_written_is_read_back(fields: dict[str, tuple[Any, ItemField]]) -> None:
     original = MultiModalKwargsItem({n: MultiModalFieldElem(*e) for n, e in fields.items()})
@@ -207,7 +207,7 @@ def test_what_is_written_is_read_back(fields: dict[str, tuple[Any, ItemField]]) 
         assert same(read[name].data, elem.data)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, len(REFERENCE) - 1), st.integers(0, 255), st.booleans())
 def test_damaged_entries_are_refused_or_read_never_worse(at: int, byte: int, cut: bool) -> None:
     damaged = REFERENCE[:at] if cut else REFERENCE[:at] + bytes([byte]) + REFERENCE[at + 1 :]

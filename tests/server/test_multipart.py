@@ -61,7 +61,7 @@ async def read(
         assert not messages or messages[-1]["body"] == b"unread"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), size=st.integers(1, 40))
 async def test_the_file_is_the_same_however_the_body_arrives(data: Any, size: int) -> None:
     # Pieces of the boundary within the file are what parsers stumble over.
