@@ -71,10 +71,9 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model: Callable[..., Path]) -> Iterator[Served]:
+def served(short_sounds_model: Path) -> Iterator[Served]:
     """Killed at the end: what it leaves then ends by itself."""
-    model = str(tiny_model("qwen2_5_omni", weights=False))
-    with lazydecode("serve", model, *FLAGS) as process:
+    with lazydecode("serve", str(short_sounds_model), *FLAGS) as process:
         served = Served(process, process.read_until(ANNOUNCED))
         served.wait_for_workers()
         yield served
@@ -132,12 +131,12 @@ def bodies() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_answers_are_those_of_a_server_with_threads(
-    served: Served, tiny_model: Callable[..., Path]
+    served: Served, short_sounds_model: Path
 ) -> None:
     before = served.decodes()
     times = '{modality="image",stage="process"}'
     processed = served.metric("item_stage_seconds_count", times)
-    with Server(tiny_model("qwen2_5_omni", weights=False), engine="none") as threads:
+    with Server(short_sounds_model, engine="none") as threads:
         for body in bodies():
             ours, theirs = served.render(body), threads.render(body)
             assert ours.status_code == theirs.status_code
