@@ -47,9 +47,16 @@ def submit_media_decodes(
 
 def collect_media_decodes(jobs: Sequence[MediaDecodeJob], error_factory: ErrorFactory) -> None:
     """Wait for all jobs, then raise for the first one in the list that failed, if any."""
-    wait([job.future for job in jobs])
+    wait_for_jobs(jobs)
     for job in jobs:
         _raise_failure(job, job.future, error_factory)
+
+
+def wait_for_jobs(jobs: Sequence[MediaDecodeJob]) -> None:
+    """Block until all jobs have ended, whatever their outcome."""
+    running = [job.future for job in jobs if not job.future.done()]
+    if running:
+        wait(running)
 
 
 async def collect_media_decodes_async(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections import UserDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
@@ -35,6 +34,12 @@ class ModalityDataItems(ABC, Generic[_D, _I]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.modality}, {len(self)} items>"
+
+    def __copy__(self) -> Self:
+        # What `copy` does by itself, at a tenth of the cost: each request selects several times.
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
 
     def __len__(self) -> int:
         return self.get_count()
@@ -299,7 +304,7 @@ class VisionChunkProcessorItems(ProcessorBatchItems):
         return selected
 
 
-class MultiModalDataItems(UserDict[str, ModalityDataItems[Any, Any]]):
+class MultiModalDataItems(dict[str, ModalityDataItems[Any, Any]]):
     """Modality -> its items."""
 
     def select(self, modalities: set[str]) -> MultiModalDataItems:

@@ -46,6 +46,12 @@ class ProcessorInputs:
     mm_hash_items: Mapping[str, Sequence[str]] | None = None
     """Modality -> the identity of each item's processed result, where that is known already."""
 
+    def __copy__(self) -> ProcessorInputs:
+        # As `copy` does by itself, at a tenth of the cost.
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
     @property
     def can_use_cache(self) -> bool:
         """Whether there is a cache, and every item goes through the processor."""
@@ -132,7 +138,9 @@ class ProcessorInputs:
                     for item in items.get_all_raw()
                 ]
             forked[modality] = items
-        return replace(self, mm_data_items=forked)
+        inputs = copy.copy(self)
+        inputs.mm_data_items = forked
+        return inputs
 
     def single(self, modality: str, position: int) -> ProcessorInputs:
         """Return one item alone, with the request's options and nothing of its neighbours."""

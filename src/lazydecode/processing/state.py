@@ -15,6 +15,7 @@ from lazydecode.media.decode import (
     await_with_cancellation_drain,
     collect_media_decodes,
     collect_media_decodes_async,
+    wait_for_jobs,
 )
 from lazydecode.parse import ProcessorBatchItems
 from lazydecode.processing.failures import decode_error, process_error
@@ -193,7 +194,7 @@ class MultiModalApplyState:
         Blocks; on an event loop only after `wait_decodes_async`. A second call releases nothing.
         """
         self.leave_flights()
-        wait([job.future for job in self.decodes])
+        wait_for_jobs(self.decodes)
         if self._is_closed:
             return
         self._is_closed = True
