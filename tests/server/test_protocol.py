@@ -158,3 +158,18 @@ def test_the_path_of_a_wrong_type_is_the_clients() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         decode_request(body)
     assert caught.value.parameter == "messages[0].content[0].image_url"
+
+
+def test_what_is_not_used_is_not_built() -> None:
+    many = b"[" + b"{}," * 10_000 + b"0]"
+    body = b'{"messages":[{"role":"user","content":"x"}],"metadata":{"a":%s}}'
+    request = decode_request((body % many)[:-1] + b',"n":1}')
+    assert not request.metadata and not request.n  # or they would keep the body
+    assert decode_request(body.replace(b'{"a":%s}', b"null")).messages
+    for wrong in (b"[]", b'"x"', b"1", b"true"):
+        with pytest.raises(InvalidRequestError, match="metadata: expected an object") as caught:
+            decode_request(body.replace(b'{"a":%s}', wrong))
+        assert caught.value.parameter == "metadata"
+    with pytest.raises(InvalidRequestError, match="response_format is not supported") as caught:
+        decode_request(body.replace(b'"metadata":{"a":%s}', b'"response_format":' + many))
+    assert caught.value.parameter == "response_format"

@@ -222,7 +222,7 @@ def test_text_beyond_the_limit_is_refused_before_it_is_written_or_tokenized(
         response = render_server.post(path, body)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, name), response.text
-        assert "the server takes 2000" in error["message"]
+        assert "more than the 2000" in error["message"]
     for path, body in (
         ("/tokenize", {"prompt": "a" * 2000}),
         ("/detokenize", {"tokens": [5] * 2000}),

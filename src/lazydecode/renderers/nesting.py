@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from lazydecode.errors import InvalidRequestError
@@ -26,14 +25,14 @@ def check_nesting(value: Any, *, where: str) -> None:
 
 def is_nested_too_deeply(value: Any) -> bool:
     """Whether lists and mappings are nested more than `MAX_NESTING` levels deep."""
-    level = [value]
-    for _ in range(MAX_NESTING + 1):
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_NESTING):
         level = [
             inner
             for outer in level
-            if isinstance(outer, Mapping | list)
-            for inner in (outer.values() if isinstance(outer, Mapping) else outer)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
         ]
         if not level:
             return False
-    return True
+    return any(level)  # not if all there are empty

@@ -97,11 +97,12 @@ class PromptWriter:
 
     def _write(self, request: RenderRequest) -> RenderedPrompt:
         if not request.conversation.is_short:
-            size = text_size(request.conversation.messages)
+            size = text_size(request.conversation.messages, limit=self._max_chars)
             check_text_size(size, self._max_chars, parameter="messages")
         for name in ("tools", "chat_template_kwargs"):
             if value := getattr(request, name):
-                check_text_size(text_size(value), self._max_chars, parameter=name)
+                size = text_size(value, limit=self._max_chars)
+                check_text_size(size, self._max_chars, parameter=name)
         return self._frontend.render_chat(
             request.conversation.messages,
             tools=request.tools,

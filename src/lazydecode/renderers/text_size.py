@@ -6,7 +6,6 @@ may be far larger, as it has media in it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from lazydecode.errors import ValidationError
@@ -17,18 +16,23 @@ for an empty message as a tokenizer for so many characters."""
 _SCALAR_CHARS: Final = 8
 
 
-def text_size(*values: Any) -> int:
-    """Return how many characters are in JSON values, with what stands for their structure."""
+def text_size(value: Any, *, limit: int) -> int:
+    """Return how many characters are in a JSON value, with what stands for its structure.
+
+    Args:
+        value: As a JSON parser returns it.
+        limit: Beyond it, it is not counted any further.
+    """
     size = 0
-    stack: list[Any] = list(values)
-    while stack:
+    stack: list[Any] = [value]
+    while stack and size <= limit:
         value = stack.pop()
         if isinstance(value, str):
             size += len(value)
-        elif isinstance(value, Mapping):
+        elif isinstance(value, dict):
             size += _NODE_CHARS + sum(map(len, value))
             stack.extend(value.values())
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list):
             size += _NODE_CHARS
             stack.extend(value)
         else:
@@ -50,7 +54,7 @@ def check_text_size(size: int, limit: int, *, parameter: str, unit: str = "chara
     """
     if size > limit:
         raise ValidationError(
-            f"{parameter} is too long: it counts for {size} {unit}, and the server takes {limit}",
+            f"{parameter} is too long: it counts for more than the {limit} {unit} that the server "
+            "takes",
             parameter=parameter,
-            value=size,
         )

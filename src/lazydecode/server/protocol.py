@@ -51,6 +51,8 @@ _NEUTRAL: Final[dict[str, tuple[Any, ...]]] = {
     "truncate_prompt_tokens": (),
 }
 """Known fields that this server does not implement -> the values that change nothing."""
+_MAX_NEUTRAL_BYTES: Final = 1000
+"""No such value is as long; what is longer is not even parsed."""
 _RANGES: Final[dict[str, tuple[float, float | None, bool]]] = {
     "max_tokens": (1, None, False),
     "max_completion_tokens": (1, None, False),
@@ -139,7 +141,8 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 
     # -- accepted, without effect on the answer
     user: str | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: msgspec.Raw = _RAW
+    """An object; nothing is made of what is in it, which may be a million objects."""
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
 
@@ -226,12 +229,16 @@ def check_request(request: ChatCompletionRequest) -> None:
     Raises:
         ValidationError: It names the field and shows the value.
     """
+    if bytes(memoryview(request.metadata)[:1]) not in (b"", b"{", b"n"):  # null
+        raise InvalidRequestError("metadata: expected an object", parameter="metadata")
+    request.metadata = _RAW  # or it would keep the body
     for name in _FREE_FORM:
         check_nesting(getattr(request, name), where=name)
     # Nearly all requests give none of these: one comparison instead of a loop over each.
     if _read_neutral(request) != _NONE_NEUTRAL:
         for name, neutral in _NEUTRAL.items():
             _check_neutral(name, getattr(request, name), neutral)
+            setattr(request, name, _RAW)
     if _read_ranged(request) != _NONE_RANGED:
         for name, (low, high, is_open) in _RANGES.items():
             _check_range(name, getattr(request, name), low, high, is_open)
@@ -271,6 +278,8 @@ def _check_prompt_tokens(request: ChatCompletionRequest) -> None:
 def _check_neutral(name: str, raw: msgspec.Raw, neutral: tuple[Any, ...]) -> None:
     if not memoryview(raw):
         return
+    if len(memoryview(raw)) > _MAX_NEUTRAL_BYTES:
+        raise _invalid(name, None, "is not supported by this server")
     value = decode_body(memoryview(raw), _ANY_DECODER)  # its text has not been looked at before
     if value is None or any(_same(value, allowed) for allowed in neutral):
         return
