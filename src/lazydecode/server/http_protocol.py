@@ -89,8 +89,9 @@ class UncopiedBodies(HttpToolsProtocol):
             if self._is_last:
                 self.cycle.keep_alive = False
             self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
-            straight: Any = StraightBody(self, self.cycle)  # uvicorn knows extensions of dicts
-            self.scope["extensions"] = {EXTENSION: straight}
+            if any(name == b"content-length" for name, _ in self.headers):
+                straight: Any = StraightBody(self, self.cycle)  # uvicorn knows extensions of dicts
+                self.scope["extensions"] = {EXTENSION: straight}
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body from the parser."""

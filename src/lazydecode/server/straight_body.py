@@ -57,6 +57,8 @@ class StraightBody(asyncio.BufferedProtocol):
         Args:
             length: Of the whole body, as the head states it.
         """
+        # The request refers to this and this to the request: a circle that would keep both.
+        self._cycle.scope.get("extensions", {}).pop(EXTENSION, None)
         taken = bytes(self._cycle.body)
         self._cycle.body = b""  # type: ignore[assignment]  # uvicorn adds to it, whatever it is
         self._left = length - len(taken)
@@ -88,6 +90,7 @@ class StraightBody(asyncio.BufferedProtocol):
         finally:
             self._waiting = None
             self._memory = memoryview(b"")
+            del self._on_read  # who reads has the whole body
             self._left -= self._num_read
             self._http.take_back(self._left)
         return self._num_read
