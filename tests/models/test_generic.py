@@ -12,9 +12,9 @@ import torch
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.errors import InvalidRequestError, LazyDecodeError, TooManyItemsError
 from lazydecode.media.base import MediaRef
-from lazydecode.models.family import Proof
 from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.generic import GenericMultiModalProcessor
+from lazydecode.models.proof import Proof
 from lazydecode.models.template import RenderedPrompt
 from lazydecode.processing.inputs import ProcessorInputs
 from tests.builders import make_jpeg, make_png, make_wav, noise, tone

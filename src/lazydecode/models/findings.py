@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazydecode import inputs, models
-from lazydecode.models.family import BeforeText, PromptEdit, Proof, TextRule
 from lazydecode.models.field_inference import FieldRules
 from lazydecode.models.pixels import ChannelPlan, PixelPlan
 from lazydecode.models.probing import FamilyFacts, ModalityFacts
+from lazydecode.models.proof import BeforeText, PromptEdit, Proof, TextRule
 from lazydecode.models.registry import FamilyRecord
 
 logger = logging.getLogger(__name__)

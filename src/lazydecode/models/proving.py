@@ -11,21 +11,14 @@ from typing import Final
 from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.models.either_or import difference_from_class
 from lazydecode.models.expansion import ItemText, PromptExpander
-from lazydecode.models.family import (
-    BeforeText,
-    PromptEdit,
-    Proof,
-    TextRule,
-    describe_difference,
-    text_behind,
-    text_only_ids,
-)
+from lazydecode.models.family import describe_difference, text_behind, text_only_ids
 from lazydecode.models.field_inference import same_values
 from lazydecode.models.header_only import Way, stand_in, substitutes
 from lazydecode.models.item import ItemProcessor
 from lazydecode.models.pairing import SoundPairing
 from lazydecode.models.probing import FamilyFacts, Probes
 from lazydecode.models.processor_call import Media
+from lazydecode.models.proof import BeforeText, PromptEdit, Proof, TextRule
 from lazydecode.models.randomness import random_options
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ import torch
 from lazydecode.errors import InvalidRequestError, LazyDecodeError, ValidationError
 from lazydecode.media.faults import describe
 from lazydecode.models.expansion import ItemText
-from lazydecode.models.family import TextRule
 from lazydecode.models.header_only import Way
 from lazydecode.models.processor_call import Media, ProcessorCall, ProcessorOutput
+from lazydecode.models.proof import TextRule
 from lazydecode.models.proving import Prover, Trial
 from lazydecode.models.speech import LanguageProbe, SpeechRequest
 from lazydecode.models.template import Message, RenderedPrompt, count_parts
