@@ -466,7 +466,7 @@ def test_ffmpeg_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_missing_frames_are_logged_without_content(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="lazydecode"):
+    with caplog.at_level(logging.INFO, logger="lazydecode.media"):
         video_io(num_frames=-1).load_bytes((CASES / "k3_corrupt_middle.mp4").read_bytes())
     assert [record.getMessage() for record in caplog.records] == [
         "2 of 20 chosen frames do not decode"

@@ -305,7 +305,7 @@ def test_gpu_that_gives_other_frames_is_not_believed(
     gpu_library: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(FakeGpuDecoder, "shift", 1)
-    with caplog.at_level(logging.INFO, logger="lazydecode"):
+    with caplog.at_level(logging.INFO, logger="lazydecode.media"):
         frames, metadata = decode(sample("h264 mp4"), "nvdec", {"num_frames": 3}, DecodeLimits())
     assert read_numbers(frames) == metadata["frames_indices"] == [0, 29, 59]
     assert metadata["video_backend"] == "pyav"
@@ -325,7 +325,7 @@ def test_without_a_gpu_pyav_decodes_and_the_log_says_so_once(
         return original(name)
 
     monkeypatch.setattr(importlib, "import_module", refuse)
-    with caplog.at_level(logging.INFO, logger="lazydecode"):
+    with caplog.at_level(logging.INFO, logger="lazydecode.media"):
         for _ in range(3):
             frames, metadata = decode(
                 sample("h264 mp4"), "nvdec", {"num_frames": 3}, DecodeLimits()
@@ -346,7 +346,7 @@ def test_without_the_gpus_package_pyav_decodes_and_the_log_names_the_extra_once(
         "find_spec",
         lambda wanted: None if wanted == "PyNvVideoCodec" else find_spec(wanted),
     )
-    with caplog.at_level(logging.INFO, logger="lazydecode"):
+    with caplog.at_level(logging.INFO, logger="lazydecode.media"):
         for _ in range(3):
             frames, metadata = decode(
                 sample("h264 mp4"), "nvdec", {"num_frames": 3}, DecodeLimits()

@@ -442,7 +442,7 @@ def test_overriding_the_whole_of_apply_is_noticed(caplog: pytest.LogCaptureFixtu
             return super()._apply_hf_processor(inputs, timing_ctx)
 
     assert PixelProcessor().supports_two_phase_apply
-    with caplog.at_level(logging.DEBUG, logger="lazydecode"):
+    with caplog.at_level(logging.DEBUG, logger="lazydecode.processing"):
         processors = [WholeProcessor(), WholeProcessor()]
         assert not any(processor.supports_two_phase_apply for processor in processors)
     assert [record.message for record in caplog.records] == [
