@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lazydecode.errors import CorruptMediaError, LazyDecodeError, MediaTooLargeError
 from lazydecode.limits import DecodeLimits
 from lazydecode.media.audio import AudioMediaIO
-from lazydecode.media.audio_decode import decode_soundfile
+from lazydecode.media.audio_decode import MonoSink, decode_soundfile
 from lazydecode.media.wav import parse_wav, read_wav
 from tests.builders import make_wav, tone
 
@@ -202,3 +202,11 @@ def test_any_bytes_behind_the_magic_are_read_or_refused(body: bytes) -> None:
         decode(data)
     except LazyDecodeError as exc:
         assert "0x" not in str(exc)
+
+
+def test_samples_whose_power_is_infinite_are_refused() -> None:
+    sink = MonoSink(16_000, 1, DecodeLimits())
+    sink.write(np.full((8, 1), 2.0**31, np.float32))
+    for sample in (3e38, -3e38):
+        with pytest.raises(CorruptMediaError, match="samples beyond 1e"):
+            sink.write(np.full((8, 1), sample, np.float32))

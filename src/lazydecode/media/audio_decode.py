@@ -38,6 +38,10 @@ _FORMATS: Final = (
 """Demuxers that read one file and refer to no other (playlists name further URLs and paths)."""
 
 
+_MAX_SAMPLE: Final = 1e12
+"""Full scale is 1, and of whole numbers in floats 2**31. The power of what is larger is infinite in
+float32, and a model that gets infinities answers with none of its tokens."""
+
 # -- what all decoders share
 
 
@@ -47,7 +51,7 @@ class MonoSink:
     Raises:
         MediaTooLargeError: From the constructor if the header already states too much, and
             from `write` once the blocks are too much.
-        CorruptMediaError: If a sample is not finite, or there are no samples at all.
+        CorruptMediaError: If a sample is not finite or absurdly large, or there are none at all.
     """
 
     def __init__(
@@ -72,6 +76,10 @@ class MonoSink:
         mono = _mean_of_channels(block)
         if not np.isfinite(mono).all():
             raise CorruptMediaError("the audio has samples that are not finite")
+        if len(mono) and max(-mono.min(), mono.max()) > _MAX_SAMPLE:
+            raise CorruptMediaError(
+                f"the audio has samples beyond {_MAX_SAMPLE:g}; 1 is full scale"
+            )
         self._blocks.append(mono)
 
     def _check(self, seconds: float, decoded_bytes: int) -> None:
