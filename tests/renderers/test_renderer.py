@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lazydecode.cache.ring import CacheStats
 from lazydecode.errors import (
     CorruptMediaError,
     MediaTooLargeError,
@@ -353,6 +354,55 @@ async def test_a_request_whose_items_are_all_known_is_one_job_of_the_ordered_wor
         assert timeline.items[0].hit is True
         assert {"phase1", "phase2"} <= timeline.seconds.keys()
         assert len(jobs) == 3
+
+
+async def test_known_items_without_tensors_wait_for_no_worker_and_count_as_used(
+    open_renderer: OpenRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_renderer() as renderer:
+        first, second = unique(), unique((96, 64))
+        full: list[MultiModalInput] = []
+        for picture in (first, second):
+            async with renderer.open(
+                make_request(picture, text()), timeline=Timeline()
+            ) as rendered:
+                full.append(await rendered.render(with_payload=True))
+        cache = renderer.render_cache
+        assert cache is not None
+        youngest = cache.snapshot()
+        assert youngest == [prompt["mm_hashes"]["image"][0] for prompt in full]
+        stats = cache.make_stats()
+        phases: list[str] = []
+        processor = renderer.frontend.any_processor
+        assert processor is not None
+        phase1 = processor.apply_phase1
+        monkeypatch.setattr(
+            processor, "apply_phase1", lambda *args: (phases.append("1"), phase1(*args))[1]
+        )
+
+        async def known(picture: dict[str, Any], words: str = "x") -> tuple[Any, Timeline]:
+            timeline = Timeline()
+            asked = make_request(picture, text(words))
+            async with renderer.open(asked, timeline=timeline) as rendered:
+                return await rendered.render(with_payload=False), timeline
+
+        prompt, timeline = await known(first)
+        assert (timeline.items[0].hit, timeline.items[0].seconds.keys() >= {"lookup"}) == (
+            True,
+            True,
+        )
+        for name in ("prompt_token_ids", "mm_placeholders", "mm_hashes"):
+            assert prompt[name] == full[0][name]  # type: ignore[literal-required]
+        (small,), (item,) = prompt["mm_kwargs"]["image"], full[0]["mm_kwargs"]["image"]
+        assert small is not None and item is not None
+        assert small.keys() == {"image_grid_thw"}
+        assert torch.equal(small["image_grid_thw"].data, item["image_grid_thw"].data)
+        await renderer.on_worker(lambda: None)  # what was handed over before has happened
+        assert cache.snapshot() == youngest[::-1]
+        assert cache.make_stats() - stats == CacheStats(1, 1)
+        assert not phases
+        await known(first, "hello " * 300)  # is written and tokenized by threads
+        assert phases == ["1"]
 
 
 async def test_an_image_of_a_size_met_before_is_sketched_without_a_thread(

@@ -201,6 +201,30 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         token_ids, placeholders = self._build_prompt(inputs, {"image": texts})
         return HeaderRendering(token_ids, placeholders, {"image": metadata})
 
+    def render_cached(self, inputs: ProcessorInputs) -> HeaderRendering | None:
+        """Return what `render_from_headers` does for items that the cache holds, without a trace.
+
+        For an event loop, with a short prompt. None unless all of them can be had so, and nothing
+        has to be waited for.
+
+        Raises:
+            InvalidRequestError: As `render_from_headers`.
+        """
+        if not self.family.builds_unlocked or inputs.sound_pairs:
+            return None
+        texts: dict[str, list[ItemText]] = {}
+        metadata: dict[str, list[MultiModalKwargsItem]] = {}
+        for modality, items in inputs.mm_data_items.items():
+            texts[modality], metadata[modality] = [], []
+            for position in range(items.get_count()):
+                sketch = self._cached_sketch(inputs, modality, position)
+                if sketch is None:
+                    return None
+                texts[modality].append(sketch.text)
+                metadata[modality].append(sketch.metadata)
+        token_ids, placeholders = self._build_prompt(inputs, texts)
+        return HeaderRendering(token_ids, placeholders, metadata)
+
     @staticmethod
     def _cached_sketch(inputs: ProcessorInputs, modality: str, position: int) -> Sketch | None:
         if inputs.cache is None or inputs.mm_hash_items is None:

@@ -86,7 +86,12 @@ class MultiModalRunner:
         self._inputs = JobInputs(processor, identities, fingerprint)
         self._chunks = chunks
         self.headers = HeaderRenderer(
-            processor, self._inputs, self._counter, processing=processing, chunks=chunks
+            processor,
+            self._inputs,
+            self._counter,
+            worker=worker,
+            processing=processing,
+            chunks=chunks,
         )
         """Renders without decoding what is missing."""
         self._given_up: set[asyncio.Task[None]] = set()
