@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from fractions import Fraction
 
 import av
@@ -95,9 +97,8 @@ def make_video(
         pictures: RGB pictures to encode instead of numbers.
     """
     file = io.BytesIO()
-    with av.open(
-        file, "w", format=_MUXER.get(container, container), options=muxer_options or {}
-    ) as output:
+    muxer = _MUXER.get(container, container)
+    with _usual_priority(), av.open(file, "w", format=muxer, options=muxer_options or {}) as output:
         rate = Fraction(fps).limit_denominator(1001)
         options = dict(codec_options or {})
         if codec in ("libx264", "libx265"):
@@ -131,6 +132,23 @@ def make_video(
         if tone is not None:
             _add_tone(output, tone, frames / fps)
     return file.getvalue()
+
+
+@contextmanager
+def _usual_priority() -> Iterator[None]:
+    """Keep the thread's scheduling as it is.
+
+    SVT-AV1 makes a real-time thread of whoever calls it as root, for ever, and so of each thread
+    and process that is started from there: other processes get a twentieth of a core beside it.
+    """
+    if not hasattr(os, "sched_getscheduler"):
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, policy, parameters)
 
 
 def make_mp4(frames: int = 20, fps: float = 10, size: tuple[int, int] = (64, 48)) -> bytes:

@@ -187,7 +187,10 @@ def _watch_submissions() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves threads, pool jobs or file descriptors; tasks if it is async."""
+    """Fail a test that leaves threads, pool jobs, file descriptors or another priority; tasks if
+    it is async.
+    """
+    priority_before = _priority()
     threads_before = set(threading.enumerate())
     jobs_before = _jobs()
     descriptors_before = _descriptors()
@@ -203,6 +206,8 @@ def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     _wait_for(lambda: len(_new_descriptors(descriptors_before)) <= SPARE_DESCRIPTORS, collect=True)
     if len(opened := _new_descriptors(descriptors_before)) > SPARE_DESCRIPTORS:
         pytest.fail(f"file descriptors left open: {sorted(opened.values())}")
+    if _priority() != priority_before:
+        pytest.fail("the thread is left with another priority, and so is what it starts")
 
 
 @pytest.fixture
@@ -213,6 +218,13 @@ async def _no_tasks_left() -> AsyncIterator[None]:
         await asyncio.sleep(0.01)
     if left:
         pytest.fail(f"tasks left running: {sorted(task.get_name() for task in left)}")
+
+
+def _priority() -> tuple[int, int]:
+    """Policy and niceness of this thread; some encoders make it a real-time one."""
+    if sys.platform != "linux":
+        return 0, 0
+    return os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
 def _jobs() -> set[Future[Any]]:
