@@ -69,12 +69,15 @@ def test_other_threads_run_while_a_long_text_is_worked_on(
 
         for name in ("encode", "encode_with_offsets", "decode"):
             monkeypatch.setattr(core_calls, name, counting(name))
-        if work == "decode":
-            tokenizer.decode(ids)
-        else:
-            tokenizer.encode(TEXT + text.get(work, ""), add_special_tokens=False)
-    # A call that keeps the interpreter's lock lets nobody in, or once at its border.
-    assert max(during) > 3, during
+        # A call that keeps the interpreter's lock lets nobody in, or once at its border. One that
+        # does not lets in who has a core: on a busy machine, that takes a few calls.
+        deadline = time.monotonic() + 60
+        while max(during, default=0) <= 3 and time.monotonic() < deadline:
+            if work == "decode":
+                tokenizer.decode(ids * 10)
+            else:
+                tokenizer.encode(TEXT + text.get(work, ""), add_special_tokens=False)
+    assert max(during) > 3, during[-20:]
 
 
 def test_long_texts_have_the_ids_and_places_of_the_plain_call(tokenizer: PromptTokenizer) -> None:

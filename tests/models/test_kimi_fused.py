@@ -110,7 +110,10 @@ def test_every_entry_holds_the_lock(fast: ModelFrontend, monkeypatch: pytest.Mon
     media = refs(fast, image=[make_jpeg((70, 91))], video=[make_mp4(6, 3, (56, 84))])
     assert processor(fast).render_from_headers(inputs(fast, prompt, media)) is not None
     assert entries.count("_process_images") == entries.count("_process_videos") == 1
-    processor(fast).apply(inputs(fast, prompt, media))
+    again = fast.render_chat(
+        user({"type": "image"}, {"type": "video"}, {"type": "text", "text": "x"})
+    )
+    processor(fast).apply(inputs(fast, again, media))
     assert entries.count("_process_images") == entries.count("_process_videos") == 2
     assert entries.count("get_text_with_replacements") == 2
 
