@@ -56,8 +56,12 @@ async def measure_rate(
         async with asyncio.TaskGroup() as group:
             for _ in range(min(concurrency, len(bodies))):
                 group.create_task(work())
-    except* RuntimeError as errors:
-        raise errors.exceptions[0] from None
+    except BaseExceptionGroup as group_error:
+        # Not `except*`: older releases of Python 3.11 wrap what is raised there.
+        failures = group_error.subgroup(RuntimeError)
+        if failures is None:
+            raise
+        raise failures.exceptions[0] from None
     return len(bodies) / (time.perf_counter() - started)
 
 
