@@ -49,7 +49,7 @@ def give_back_free_memory() -> bool:
     """Let the system have the free pages of all heaps, wherever they lie; takes some ms.
 
     What is free between blocks in use stays the heap's for ever otherwise: the most that was ever
-    needed at once. It is for now and then, as each page that is used again is faulted in anew.
+    needed at once. To be called rarely: each page that is used again is faulted in anew.
 
     Returns:
         Whether there was something to give back.
