@@ -28,8 +28,8 @@ from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.image_header import (
     count_gif_frames,
     count_tiff_pages,
-    has_usual_header,
     parse_image_header,
+    read_usual_header,
 )
 from lazydecode.media.image_open import read_image_facts
 from tests.builders import (
@@ -386,15 +386,25 @@ def test_frame_counts_end_for_loops_and_cuts() -> None:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
-def test_a_usual_header_is_known_as_such(format: str) -> None:
-    assert has_usual_header(make_image(format))
+def test_a_usual_header_is_read_as_any_other(format: str) -> None:
+    data = make_image(format)
+    assert read_usual_header(data) == parse_image_header(data)
+    assert read_usual_header(data) is not None
 
 
 def test_a_header_that_takes_long_or_is_unusual_is_known_as_such() -> None:
     jpeg, png = make_jpeg(), make_png()
     segment, chunk = b"\xff\xe4\x00\x04ab", png[8:33].replace(b"IHDR", b"zzZZ")
-    assert has_usual_header(jpeg[:2] + 40 * segment + jpeg[2:])
-    assert not has_usual_header(jpeg[:2] + 80 * segment + jpeg[2:])
-    assert has_usual_header(png[:33] + 100 * chunk + png[33:])
-    assert not has_usual_header(png[:33] + 300 * chunk + png[33:])
-    assert not any(map(has_usual_header, (jpeg[:20], png[:20], make_image("GIF"), b"")))
+    facts = parse_image_header(jpeg)
+    assert facts is not None
+    assert read_usual_header(jpeg[:2] + 40 * segment + jpeg[2:]) == facts
+    for odd in (80 * segment, b"\xff", b"\xff\xd0", b"\xff\x01"):
+        data = jpeg[:2] + odd + jpeg[2:]
+        assert read_usual_header(data) is None
+        assert parse_image_header(data) == facts
+    assert read_usual_header(jpeg[:20] + b"junk" + jpeg[20:]) is None
+    assert parse_image_header(jpeg[:20] + b"junk" + jpeg[20:]) == facts
+    assert read_usual_header(png[:33] + 100 * chunk + png[33:]) == parse_image_header(png)
+    assert read_usual_header(png[:33] + 300 * chunk + png[33:]) is None
+    for data in (jpeg[:20], png[:20], make_image("GIF"), b"", jpeg[:2], jpeg[:2] + b"\xff\xd9"):
+        assert read_usual_header(data) is None

@@ -178,8 +178,9 @@ def test_what_is_exchanged_between_check_and_open_does_not_lead_out(
 
     files = LocalFiles(root)
     monkeypatch.setattr(os.path, "realpath", resolve_and_swap)
+    # With a dot in it: a plain path is not resolved before it is walked.
     with pytest.raises(BlockedURLError, match="regular"):
-        files.read(FileURL(str(target)), lambda _: None)
+        files.read(FileURL(f"{root}/./sub/secret.png"), lambda _: None)
 
 
 @pytest.mark.stress

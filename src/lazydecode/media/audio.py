@@ -30,6 +30,7 @@ from lazydecode.media.base import (
     MediaIO,
     MediaRef,
     PayloadDigest,
+    RefMaker,
     decode_base64,
 )
 from lazydecode.media.faults import corrupt_on_failure
@@ -137,9 +138,11 @@ class AudioMediaIO(MediaIO[Audio]):
         self.check_size(filepath.stat().st_size)
         return self.load_bytes(filepath.read_bytes())
 
-    def builds_at_once(self, data: bytes) -> bool:
-        """True: nothing in it is looked at."""
-        return type(self) is AudioMediaIO
+    def ref_at_once(self, data: bytes) -> RefMaker[Audio] | None:
+        """Not None: nothing in it is looked at."""
+        if type(self) is not AudioMediaIO:
+            return None
+        return lambda digest: self.load_bytes_ref(data, digest=digest)
 
     def load_bytes_ref(
         self, data: bytes, *, digest: PayloadDigest | None = None

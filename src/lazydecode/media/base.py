@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import pybase64
 
@@ -338,6 +338,10 @@ def _media_ref_from_pickle(
     return ref
 
 
+RefMaker: TypeAlias = Callable[[PayloadDigest], MediaRef[_T]]
+"""Makes the ref of a payload from its digest."""
+
+
 class MediaIO(ABC, Generic[_T]):
     """How one kind of media is identified and decoded.
 
@@ -417,11 +421,12 @@ class MediaIO(ABC, Generic[_T]):
             recipe=self.recipe(spec),
         )
 
-    def builds_at_once(self, data: bytes) -> bool:
-        """Whether `load_bytes_ref` takes some 50 µs for `data` whose digest is given, whatever is
-        in it: an event loop then calls it itself. Must be as quick.
+    def ref_at_once(self, data: bytes) -> RefMaker[_T] | None:
+        """Return what makes the ref of `data` from its digest in some 50 µs, whatever is in it.
+
+        An event loop then calls it itself. None: it may take longer. Must be as quick.
         """
-        return False
+        return None
 
     def recipe(self, spec: DecodeSpec) -> DecodeSpec | None:
         """Return `spec` if it says all that this decoder goes by besides its limits; else None."""

@@ -7,6 +7,7 @@ if the text does not mix it with the standard one. Everything else is an error.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -55,15 +56,20 @@ def parse_data_url(url: str | bytes | memoryview) -> DataURL:
     header, comma, _ = head.partition(b",")
     if not comma:
         raise BlockedURLError("The data URL is missing ',' separator before its data.")
-    media_type, *parameters = (
-        part.strip().lower() for part in header[5:].decode("latin-1").split(";")
-    )
+    media_type, is_base64 = _parse_header(header[5:])
+    return DataURL(media_type, is_base64, view[len(header) + 1 :])
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_header(header: bytes) -> tuple[str, bool]:
+    """Return the media type between `data:` and the comma, and whether base64 follows it."""
+    media_type, *parameters = (part.strip().lower() for part in header.decode("latin-1").split(";"))
     if media_type and not _MEDIA_TYPE.fullmatch(media_type):
         raise BlockedURLError("The data URL has a malformed media type.")
     is_base64 = bool(parameters) and parameters[-1] == "base64"
     if "base64" in parameters[:-1]:
         raise BlockedURLError("The data URL has its base64 marker before other parameters.")
-    return DataURL(media_type or _DEFAULT_MEDIA_TYPE, is_base64, view[len(header) + 1 :])
+    return media_type or _DEFAULT_MEDIA_TYPE, is_base64
 
 
 def upper_bound(url: DataURL) -> int:

@@ -17,12 +17,13 @@ from lazydecode.media.base import (
     MediaIO,
     MediaRef,
     PayloadDigest,
+    RefMaker,
     decode_base64,
 )
 from lazydecode.media.exif import get_image_id_bytes
 from lazydecode.media.faults import corrupt_on_failure
 from lazydecode.media.image_convert import IMAGE_MODES, has_transparency, orient, to_mode
-from lazydecode.media.image_header import ImageFacts, count_gif_frames, has_usual_header
+from lazydecode.media.image_header import ImageFacts, count_gif_frames, read_usual_header
 from lazydecode.media.image_open import open_image, read_image_facts
 from lazydecode.media.jpeg_check import check_whole, draft
 
@@ -108,9 +109,12 @@ class ImageMediaIO(MediaIO[Image.Image]):
             return None  # a subclass may go by more
         return (ImageMediaIO, self._spec, self.limits, self.trust_exif_image_id)
 
-    def builds_at_once(self, data: bytes) -> bool:
-        """True for a header that is read here, and is no longer than headers are."""
-        return type(self) is ImageMediaIO and has_usual_header(data)
+    def ref_at_once(self, data: bytes) -> RefMaker[Image.Image] | None:
+        """Not None for a header that is read here, and is no longer than headers are."""
+        if type(self) is not ImageMediaIO:
+            return None
+        facts = read_usual_header(data)
+        return None if facts is None else partial(self._new_ref, data, facts)
 
     def probe_header(self, data: bytes) -> ImageHeader | None:
         """Size as decoded, upright, stored mode, format and frames; None if it does not parse."""
@@ -164,6 +168,11 @@ class ImageMediaIO(MediaIO[Image.Image]):
                 key=key,
                 recipe=self.recipe(self._spec),
             )
+        return self._new_ref(data, facts, digest)
+
+    def _new_ref(
+        self, data: bytes, facts: ImageFacts, digest: PayloadDigest | None
+    ) -> MediaRef[Image.Image]:
         self._check_size(facts)
         image_id = facts.image_id if self.trust_exif_image_id else None
         return MediaRef(
@@ -190,7 +199,7 @@ class ImageMediaIO(MediaIO[Image.Image]):
 
     def _scale(self, facts: ImageFacts) -> int:
         """By what the width and the height are divided; no side becomes less than a pixel."""
-        if facts.format not in ("JPEG", "MPO"):
+        if self.jpeg_scale == 1 or facts.format not in ("JPEG", "MPO"):
             return 1
         shortest = min(facts.width, facts.height)
         return max(s for s in JPEG_SCALES if s == 1 or s <= min(self.jpeg_scale, shortest))

@@ -78,34 +78,22 @@ def parse_image_header(data: bytes) -> ImageFacts | None:
         return None
 
 
-def has_usual_header(data: bytes) -> bool:
-    """Whether `parse_image_header` reads it within some 10 µs.
+def read_usual_header(data: bytes) -> ImageFacts | None:
+    """Return what `parse_image_header` does, if that takes no more than some 10 µs.
 
-    False for an unusual file, and for one with so many segments before its pixels, or chunks
+    None for an unusual file, and for one with so many segments before its pixels, or chunks
     in all, as only a file has that is made to be slow.
     """
-    if data.startswith(b"\xff\xd8\xff"):
-        is_short = _has_few_segments(data)
-    elif data.startswith(b"\x89PNG\r\n\x1a\n"):
-        is_short = _has_few_chunks(data)
-    else:
-        is_short = data.startswith(b"RIFF") and data[12:16] in (b"VP8 ", b"VP8L")
     try:
-        return is_short and parse_image_header(data) is not None
-    except CorruptMediaError:
-        return False
-
-
-def _has_few_segments(data: bytes) -> bool:
-    at = 2
-    for _ in range(_USUAL_SEGMENTS):
-        segment = data[at : at + 4]
-        if len(segment) < 4 or segment[0] != 0xFF or segment[1] in _NO_LENGTH:
-            return False
-        if segment[1] == _START_OF_SCAN:
-            return True
-        at += 2 + int.from_bytes(segment[2:], "big")
-    return False
+        if data.startswith(b"\xff\xd8\xff"):
+            return _parse_jpeg(data, is_usual=True)
+        if data.startswith(b"\x89PNG\r\n\x1a\n"):
+            return _parse_png(data) if _has_few_chunks(data) else None
+        if data.startswith(b"RIFF") and data[12:16] in (b"VP8 ", b"VP8L"):
+            return parse_image_header(data)
+    except (_UnusualError, CorruptMediaError, struct.error, IndexError):
+        pass
+    return None
 
 
 def _has_few_chunks(data: bytes) -> bool:
@@ -154,37 +142,57 @@ def _facts(
 _JPEG_MODES: Final = {1: "L", 3: "RGB", 4: "CMYK"}
 _START_OF_SCAN: Final = 0xDA
 _NO_LENGTH: Final = frozenset([0x00, 0x01, *range(0xD0, 0xD9)])
+_UNUSUAL_MARKERS: Final = _NO_LENGTH | {0xD9, 0xFF}
 _START_OF_FRAME: Final = frozenset([*range(0xC0, 0xD0)]) - {0xC4, 0xC8, 0xCC}
+_IGNORED: Final = frozenset((0xC4, 0xDB, 0xE0))
+"""What most segments are: tables, and the picture's density."""
+_SEGMENT: Final = struct.Struct(">BBH")
+"""What a segment begins with: 0xFF, its marker, its length from there on."""
 _XMP_NAMESPACE: Final = b"http://ns.adobe.com/xap/1.0/\0"
 
 
-def _parse_jpeg(data: bytes) -> ImageFacts:
+def _parse_jpeg(data: bytes, *, is_usual: bool = False) -> ImageFacts:
+    """Read the segments before the pixels.
+
+    Args:
+        data: The file.
+        is_usual: Whether it is given up as soon as it has something that few files have.
+    """
     width = height = components = 0
     exif: list[bytes] = []
     xmp = b""
     num_frames = 1
     junk = 0
     position, end = 2, len(data)
-    for _ in range(_MAX_SEGMENTS):
-        # Between segments, decoders skip to the next marker, whatever stands there.
-        marked = data.find(b"\xff", position)
-        junk += (end if marked < 0 else marked) - position
-        if marked < 0 or junk > _MAX_JUNK_BYTES:
-            raise CorruptMediaError("the JPEG header has no end")
-        position = marked
-        while data[position] == 0xFF:
+    for _ in range(_USUAL_SEGMENTS if is_usual else _MAX_SEGMENTS):
+        if is_usual:
+            prefix, marker, length = _SEGMENT.unpack_from(data, position)
+            if prefix != 0xFF or marker in _UNUSUAL_MARKERS:
+                raise _UnusualError
+            position += 2
+        else:
+            # Between segments, decoders skip to the next marker, whatever stands there.
+            marked = data.find(b"\xff", position)
+            junk += (end if marked < 0 else marked) - position
+            if marked < 0 or junk > _MAX_JUNK_BYTES:
+                raise CorruptMediaError("the JPEG header has no end")
+            position = marked
+            while data[position] == 0xFF:
+                position += 1
+            marker = data[position]
             position += 1
-        marker = data[position]
-        position += 1
-        if marker in _NO_LENGTH:
-            continue
-        if marker == 0xD9:
-            break
-        (length,) = struct.unpack_from(">H", data, position)
+            if marker in _NO_LENGTH:
+                continue
+            if marker == 0xD9:
+                break
+            (length,) = struct.unpack_from(">H", data, position)
         if length < 2 or position + length > end:
             raise _UnusualError
         if marker == _START_OF_SCAN:
             break
+        if marker in _IGNORED:
+            position += length
+            continue
         body = position + 2
         if marker in _START_OF_FRAME and not components:
             height, width, components = struct.unpack_from(">HHB", data, body + 1)

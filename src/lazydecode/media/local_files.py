@@ -1,9 +1,9 @@
 """Files that `file:` URLs may name: those below one folder, opened without a race.
 
-A path is first resolved, links and dots included, and compared with the folder. The resolved
-path is then walked from the folder down, one component at a time, following no link. If
-anything was exchanged between the two, the walk fails; it can never arrive elsewhere, and
-nothing outside the folder is ever opened.
+A path is walked from the folder down, one component at a time, following no link. One that has
+links or dots in it is resolved before, and compared with the folder. If anything was exchanged
+between the two, the walk fails; it can never arrive elsewhere, and nothing outside the folder is
+ever opened.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -26,6 +25,8 @@ _FILE_FLAGS: Final = (
     os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 )
 _CHANGED: Final = frozenset({errno.ELOOP, errno.ENOTDIR, errno.EMLINK})
+_UNRESOLVED: Final = frozenset(("", ".", ".."))
+"""Parts of a path that resolving it would take away."""
 _SETTLED_NS: Final = 2_000_000_000
 """Age of the last change from which a later one cannot carry the same time: clocks of file
 systems tick as coarsely as that."""
@@ -54,12 +55,20 @@ class FileState(NamedTuple):
 
 
 class LocalFile:
-    """A regular file that is open; made by `LocalFiles.open`."""
+    """A regular file that is open until the end of a `with` block; made by `LocalFiles.open`."""
+
+    __slots__ = ("_descriptor", "_opened_ns", "state")
 
     def __init__(self, descriptor: int, status: os.stat_result) -> None:
         self._descriptor = descriptor
         self._opened_ns = time.time_ns()
         self.state = FileState.of(status)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
 
     def read(self) -> bytes:
         """Return the content; of a file that grows meanwhile, as much as there was.
@@ -130,9 +139,8 @@ class LocalFiles:
             check_size(file.state.num_bytes)
             return file.read()
 
-    @contextmanager
-    def open(self, url: FileURL) -> Iterator[LocalFile]:
-        """Open a file for the length of the block.
+    def open(self, url: FileURL) -> LocalFile:
+        """Open a file for the length of a `with` block.
 
         Args:
             url: Which file; its path may go through links that stay below the folder.
@@ -141,16 +149,9 @@ class LocalFiles:
             BlockedURLError: If the file is not below the folder, or is not a regular file.
             UnprocessableMediaError: If it does not exist or cannot be opened.
         """
-        try:
-            resolved = os.path.realpath(url.path)
-        except (OSError, ValueError):  # A path component that no file can have.
-            raise UnprocessableMediaError("the local file cannot be opened") from None
-        # Text, as both are resolved: `Path` takes longer than all system calls together.
-        if not resolved.startswith(self._prefix) or resolved == self._prefix:
-            raise BlockedURLError(
-                "The file must be a subpath of the folder of local media that the server allows."
-            )
-        descriptor = self._open(resolved[len(self._prefix) :].split(os.sep))
+        descriptor = self._open_plain(url.path)
+        if descriptor is None:
+            descriptor = self._open_resolved(url.path)
         try:
             try:
                 status = os.fstat(descriptor)
@@ -158,21 +159,39 @@ class LocalFiles:
                 raise UnprocessableMediaError("the local file cannot be read") from None
             if not stat.S_ISREG(status.st_mode):
                 raise BlockedURLError("The file URL does not name a regular file.")
-            yield LocalFile(descriptor, status)
-        finally:
+            return LocalFile(descriptor, status)
+        except BaseException:
             os.close(descriptor)
+            raise
 
-    def _open(self, parts: Sequence[str]) -> int:
-        """Open a file below the root by its resolved path; the caller closes the descriptor."""
-        *folders, name = parts
-        folder = -1
+    def _open_plain(self, path: str) -> int | None:
+        """Open a path that is resolved as it stands, without asking for each of its parts.
+
+        None if it is not, or cannot be opened: `_open_resolved` says why.
+        """
+        if not path.startswith(self._prefix):
+            return None
+        parts = path[len(self._prefix) :].split(os.sep)
+        if not _UNRESOLVED.isdisjoint(parts):
+            return None
         try:
-            folder = os.open(self._root, _FOLDER_FLAGS)
-            for part in folders:
-                inner = os.open(part, _FOLDER_FLAGS, dir_fd=folder)
-                os.close(folder)
-                folder = inner
-            return os.open(name, _FILE_FLAGS, dir_fd=folder)
+            return self._walk(parts)
+        except (OSError, ValueError):
+            return None
+
+    def _open_resolved(self, path: str) -> int:
+        """Open what a path with links or dots leads to."""
+        try:
+            resolved = os.path.realpath(path)
+        except (OSError, ValueError):  # A path component that no file can have.
+            raise UnprocessableMediaError("the local file cannot be opened") from None
+        # Text, as both are resolved: `Path` takes longer than all system calls together.
+        if not resolved.startswith(self._prefix) or resolved == self._prefix:
+            raise BlockedURLError(
+                "The file must be a subpath of the folder of local media that the server allows."
+            )
+        try:
+            return self._walk(resolved[len(self._prefix) :].split(os.sep))
         except OSError as exc:
             if exc.errno in _CHANGED:
                 raise BlockedURLError("The file URL does not name a regular file.") from None
@@ -182,9 +201,19 @@ class LocalFiles:
                 if exc.errno == errno.ENOENT
                 else "the local file cannot be opened"
             ) from None
-        finally:
-            if folder >= 0:
+
+    def _walk(self, parts: Sequence[str]) -> int:
+        """Open a file below the root, following no link; the caller closes the descriptor."""
+        *folders, name = parts
+        folder = os.open(self._root, _FOLDER_FLAGS)
+        try:
+            for part in folders:
+                inner = os.open(part, _FOLDER_FLAGS, dir_fd=folder)
                 os.close(folder)
+                folder = inner
+            return os.open(name, _FILE_FLAGS, dir_fd=folder)
+        finally:
+            os.close(folder)
 
 
 def read_up_to(descriptor: int, num_bytes: int) -> bytes:

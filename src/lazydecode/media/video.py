@@ -22,6 +22,7 @@ from lazydecode.media.base import (
     MediaIO,
     MediaRef,
     PayloadDigest,
+    RefMaker,
     VideoHeader,
     decode_base64,
 )
@@ -211,9 +212,11 @@ class VideoMediaIO(MediaIO[DecodedVideo]):
         """Decode a file."""
         return self.load_bytes(filepath.read_bytes())
 
-    def builds_at_once(self, data: bytes) -> bool:
-        """True: nothing in it is looked at."""
-        return type(self) is VideoMediaIO and isinstance(self.video_loader, VideoLoader)
+    def ref_at_once(self, data: bytes) -> RefMaker[DecodedVideo] | None:
+        """Not None: nothing in it is looked at."""
+        if type(self) is not VideoMediaIO or not isinstance(self.video_loader, VideoLoader):
+            return None
+        return lambda digest: self.load_bytes_ref(data, digest=digest)
 
     def load_bytes_ref(
         self, data: bytes, *, digest: PayloadDigest | None = None
