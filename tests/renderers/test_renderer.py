@@ -329,7 +329,7 @@ async def test_a_short_prompt_is_written_without_a_thread(open_renderer: OpenRen
             prompt = await rendered.render(with_payload=False)
         assert renderer.frontend.decode(prompt["prompt_token_ids"]).count("hello") == 1
         assert not renderer.prompts._threads._threads
-        assert not renderer._mm_executor._threads
+        assert not renderer._mm_executor._pool._threads
         long = make_request(text("hello " * 200))
         async with renderer.open(long, timeline=Timeline()) as rendered:
             prompt = await rendered.render(with_payload=False)
@@ -430,7 +430,7 @@ async def test_an_image_of_a_size_met_before_is_sketched_without_a_thread(
         assert renderer.executor.quick._pool is None  # type: ignore[attr-defined]
         await sketch(unique(), unique((96, 64)))
         assert len(jobs) == 2
-        assert not renderer._mm_executor._threads
+        assert not renderer._mm_executor._pool._threads
         assert renderer.executor.quick._pool is None  # type: ignore[attr-defined]
 
 

@@ -52,6 +52,7 @@ from lazydecode.renderers.jobs import Job
 from lazydecode.renderers.late import LateMedia
 from lazydecode.renderers.media import EncodedItem, MediaFetcher
 from lazydecode.renderers.multimodal import MultiModalRunner
+from lazydecode.renderers.ordered import OrderedWorker
 from lazydecode.renderers.prompts import PromptWriter, RenderRequest
 from lazydecode.renderers.recordings import Recordings
 from lazydecode.renderers.rendered import RenderedRequest
@@ -91,7 +92,7 @@ class BaseRenderer:
         self.executor = executor
         limits = self.limits = settings.request_limits
         self._connector = connector
-        self._mm_executor = ThreadPoolExecutor(1, "lazydecode-mm")
+        self._mm_executor = OrderedWorker("lazydecode-mm")
         self.prompts = PromptWriter(frontend, max_chars=limits.max_prompt_chars)
         cache_bytes = int(settings.mm_processor_cache_gb * GIB)
         self.caches = FrontendCaches()

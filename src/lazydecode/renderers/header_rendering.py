@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 from lazydecode.cache import BaseMultiModalProcessorCache
@@ -23,6 +24,7 @@ from lazydecode.renderers.decode_counting import DecodeCounter, all_refs
 from lazydecode.renderers.guards import client_errors, naming_videos
 from lazydecode.renderers.identities import NamedItem
 from lazydecode.renderers.jobs import Job, JobInputs
+from lazydecode.renderers.ordered import OrderedWorker
 from lazydecode.renderers.timeline import HEADERS_FALL_SHORT, Timeline
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class HeaderRenderer:
         inputs: JobInputs,
         counter: DecodeCounter,
         *,
-        worker: Executor,
+        worker: OrderedWorker,
         processing: Executor,
         chunks: ChunkResolver | None,
     ) -> None:
@@ -124,7 +126,7 @@ class HeaderRenderer:
         self._inputs.bind(named, cache)
         if cache.keeps_items:
             used = [mm_hash for group in hashes.values() for mm_hash in group]
-            self._worker.submit(_note_use, cache, used)
+            self._worker.note(partial(_note_use, cache, used))
         seconds = time.perf_counter() - started
         for items in inputs.mm_data_items.values():
             for position in range(items.get_count()):

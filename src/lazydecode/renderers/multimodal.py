@@ -36,6 +36,7 @@ from lazydecode.renderers.guards import (
 from lazydecode.renderers.header_rendering import HeaderRenderer
 from lazydecode.renderers.identities import ItemIdentities, NamedItem
 from lazydecode.renderers.jobs import Deliver, Job, JobInputs
+from lazydecode.renderers.ordered import OrderedWorker
 from lazydecode.renderers.timeline import Timeline
 
 _T = TypeVar("_T")
@@ -64,7 +65,7 @@ class MultiModalRunner:
         self,
         processor: BaseMultiModalProcessor,
         *,
-        worker: Executor,
+        worker: OrderedWorker,
         executor: Executor,
         processing: Executor,
         budget: ByteBudget,

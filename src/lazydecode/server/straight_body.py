@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EXTENSION: Final = "lazydecode.straight_body"
 """Name of the ASGI extension whose value is the request's `StraightBody`."""
-_READ_BYTES: Final = 256 * 1024
+_READ_BYTES: Final = 512 * 1024
 """Most that is taken at once: others on the event loop get their turn between."""
 
 
