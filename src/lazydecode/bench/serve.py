@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pybase64
 
+from lazydecode.bench.costs import costs_section
 from lazydecode.bench.lean_client import measure_rate
 from lazydecode.bench.load import HealthPoll, LoadResult, run_load
 from lazydecode.bench.measure import measure
@@ -88,6 +89,9 @@ def run_serve(options: ServeOptions, progress: Progress = lambda _: None) -> dic
             _run_scenario(scenario, number, options, servers, progress)
             for number, scenario in enumerate(chosen)
         ]
+        record["costs"] = costs_section(
+            chosen, servers, headers=options.headers, progress=progress, tiny=options.tiny
+        )
         if options.scaling and options.model is not None and hasattr(os, "sched_setaffinity"):
             record["scaling"] = _scaling(options, servers, progress)
     return record

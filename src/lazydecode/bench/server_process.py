@@ -21,6 +21,9 @@ import psutil
 
 _START_S: Final = 300.0
 _SAMPLE_S: Final = 0.05
+_NAMES_CLOCKS: Final[bool] = sys.platform == "linux"
+_CPU_CLOCK: Final = 2
+"""CPUCLOCK_SCHED of Linux: CPU in user and kernel mode."""
 _SAMPLE_LINE: Final = re.compile(r"^(\w+)(?:\{([^}]*)\})? (\S+)", re.MULTILINE)
 
 
@@ -53,9 +56,8 @@ class ServerUnderTest:
         """CPU seconds of all its processes so far."""
         total = 0.0
         for process in self.tree():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                total += _cpu_s(process)
         return total
 
     def rss(self) -> int:
@@ -153,6 +155,15 @@ def _answers(url: str) -> bool:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of a process; on Linux to the nanosecond, elsewhere in ticks of 10 ms."""
+    if _NAMES_CLOCKS:
+        # The clock of a process is named by its id (clock_getcpuclockid(3)).
+        return time.clock_gettime(~process.pid << 3 | _CPU_CLOCK)
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 class MemoryWatch:

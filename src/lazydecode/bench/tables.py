@@ -238,6 +238,20 @@ def _serve(record: dict[str, Any]) -> Iterator[Grid]:
                 )
             )
     yield Grid("Under load (ms)", head, rows)
+    if record.get("costs"):
+        yield Grid(
+            "One request after the other, CPU ms of the server",
+            ("scenario", "server", "requests", "p10", "median", "p90"),
+            [
+                (
+                    row["name"],
+                    row["side"],
+                    str(row["requests"]),
+                    *(ms(row[name]) for name in ("p10_ms", "cpu_ms", "p90_ms")),
+                )
+                for row in record["costs"]
+            ],
+        )
     scaling = record.get("scaling")
     if scaling:
         yield Grid(
