@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,11 +10,20 @@ import pytest
 from click.testing import CliRunner
 
 from lazydecode.bench.goals import goals_grid
+from lazydecode.bench.lean_client import measure_rate
 from lazydecode.bench.page import write_page
 from lazydecode.bench.plots import write_plots
 from lazydecode.bench.record import read_record, write_record
-from lazydecode.bench.scenarios import Batch, MediaPool, scenarios
+from lazydecode.bench.scenarios import (
+    RENDER,
+    Batch,
+    MediaPool,
+    image_part,
+    request_body,
+    scenarios,
+)
 from lazydecode.bench.serve import ServeOptions, run_serve
+from lazydecode.bench.server_process import floor_command, free_port, started_server
 from lazydecode.cli.main import cli
 from tests.server.harness import Server
 
@@ -101,9 +111,26 @@ def test_the_command_starts_and_ends_a_server_of_its_own(tiny_model: Any, tmp_pa
          "-o", str(path)],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    runs = read_record(path)["scenarios"][0]["runs"]
+    record = read_record(path)
+    runs = record["scenarios"][0]["runs"]
     assert [run["side"] for run in runs] == ["ours", "eager"]
     assert all(run["errors"] == {} and run["peak_rss_mb"] > 0 for run in runs)
+    costs = {row["side"]: row for row in record["costs"]}
+    assert {row["requests"] for row in costs.values()} == {4}
+    assert 0 < costs["floor"]["cpu_ms"] < costs["ours"]["cpu_ms"]
+    assert "a request, hot-720p" in goals_grid(None, record).to_markdown()
+
+
+def test_the_floor_identifies_what_it_is_sent() -> None:
+    # What is no base64 is the one thing that it cannot answer.
+    port = free_port()
+    with started_server(floor_command(port), port) as server:
+        bodies = [request_body([image_part(bytes(size))], "none") for size in (3, 300_000, 3000)]
+        bodies += [b'{"messages": []}', b"{}"]
+        assert asyncio.run(measure_rate(server.url + RENDER, bodies, 2)) > 0
+        wrong = [b'{"url": "data:image/png;base64,!!!!"}']
+        with pytest.raises(RuntimeError):
+            asyncio.run(asyncio.wait_for(measure_rate(server.url + RENDER, wrong, 1), 60))
 
 
 def test_wrong_use_is_explained() -> None:

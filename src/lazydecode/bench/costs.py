@@ -13,7 +13,7 @@ import contextlib
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,14 +24,33 @@ from lazydecode.bench.server_process import ServerUnderTest
 
 COSTED: Final = ("hot-720p", "headers-720p", "hot-4k", "unseen-4x720p-none")
 """Scenarios of which the cost is claimed."""
-_REQUESTS: Final = 16
-"""Per round."""
-_WARM_UP: Final = 32
-"""Requests before: the first ones of a process take longer."""
-_ROUNDS: Final = 15
-_EAGER_ROUNDS: Final = 3
-"""Of a server that takes ten to a hundred times as long."""
 _SEED: Final = 7000
+
+
+@dataclass(frozen=True, slots=True)
+class _Amount:
+    """How much is sent."""
+
+    rounds: int
+    counted: int
+    """Requests per round whose cost is taken."""
+    ahead: int
+    """Requests before them: what ran in between has left the core's caches to them."""
+    warm_up: int
+    """Requests before all rounds: the first ones of a process take longer."""
+
+    @property
+    def per_round(self) -> int:
+        """All requests of a round."""
+        return self.ahead + self.counted
+
+
+_FULL: Final = _Amount(15, counted=16, ahead=4, warm_up=32)
+_UNSEEN: Final = _Amount(15, counted=8, ahead=2, warm_up=8)
+"""Of media that have to be encoded first."""
+_EAGER: Final = _Amount(3, counted=4, ahead=1, warm_up=2)
+"""Of a server that takes ten to a hundred times as long."""
+_TINY: Final = _Amount(2, counted=2, ahead=1, warm_up=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,22 +60,12 @@ class _Contest:
     scenario: Scenario
     side: str
     server: ServerUnderTest
-    batch: Batch
-    """Requests to warm up with, then those of all rounds."""
-    rounds: int
-    per_round: int
+    warm_up: Sequence[bytes]
+    """What is sent before: also what the scenario takes as known."""
+    amount: _Amount
+    rounds: Sequence[Sequence[bytes]]
+    """Requests of each round."""
     cpu_ms: list[float]
-
-    @property
-    def warm_up(self) -> Sequence[bytes]:
-        """What is sent before: also what the scenario takes as known."""
-        num_timed = self.rounds * self.per_round
-        return [*self.batch.prime, *self.batch.bodies[: len(self.batch.bodies) - num_timed]]
-
-    def bodies(self, number: int) -> Sequence[bytes]:
-        """The requests of one round."""
-        begin = len(self.batch.bodies) - (self.rounds - number) * self.per_round
-        return self.batch.bodies[begin : begin + self.per_round]
 
 
 def costs_section(
@@ -76,29 +85,30 @@ def costs_section(
         progress: Told what is done.
         tiny: For trying: two rounds of two requests.
     """
-    rounds, per_round, warm_up = (2, 2, 2) if tiny else (_ROUNDS, _REQUESTS, _WARM_UP)
-    contests = []
+    seen = {side: server for side, server in servers.items() if server.is_visible}
+    contests: list[_Contest] = []
     for number, scenario in enumerate(s for s in scenarios if s.name in COSTED):
         progress(f"cost of a request, {scenario.name}: building")
-        # Unseen media have to be encoded first.
-        count, ahead = per_round, warm_up
-        if scenario.name.startswith("unseen"):
-            count, ahead = per_round // 2, warm_up // 4
-        for side, server in servers.items():
-            if server.is_visible:
-                turns = min(rounds, _EAGER_ROUNDS) if side == "eager" else rounds
-                batch = scenario.build(ahead + turns * count, _SEED + 10 * number)
-                contests.append(_Contest(scenario, side, server, batch, turns, count, []))
-    with _apart([contest.server for contest in contests]):
+        amount = _UNSEEN if scenario.name.startswith("unseen") else _FULL
+        amount = _TINY if tiny else amount
+        count = amount.warm_up + amount.rounds * amount.per_round
+        batch = scenario.build(count, _SEED + 10 * number)
+        contests += [
+            _contest(scenario, batch, side, server, amount) for side, server in seen.items()
+        ]
+    with _apart(seen.values()):
         for contest in contests:
             progress(f"cost of a request, {contest.scenario.name}: {contest.side}, warming up")
             _send(contest, contest.warm_up, headers)
+        rounds = max((len(contest.rounds) for contest in contests), default=0)
         for turn in range(rounds):
             progress(f"cost of a request: round {turn + 1} of {rounds}")
-            shift = turn % max(1, len(contests))
+            shift = turn % len(contests)
             for contest in contests[shift:] + contests[:shift]:
-                if turn < contest.rounds:
-                    bodies = contest.bodies(turn)
+                if turn < len(contest.rounds):
+                    ahead = contest.amount.ahead
+                    bodies = contest.rounds[turn][ahead:]
+                    _send(contest, contest.rounds[turn][:ahead], headers)
                     before = contest.server.cpu_s()
                     _send(contest, bodies, headers)
                     spent = contest.server.cpu_s() - before
@@ -107,7 +117,7 @@ def costs_section(
         {
             "name": contest.scenario.name,
             "side": contest.side,
-            "requests": len(contest.cpu_ms) * contest.per_round,
+            "requests": contest.amount.rounds * contest.amount.counted,
             "cpu_ms": statistics.median(contest.cpu_ms),
             "p10_ms": percentile(contest.cpu_ms, 0.1),
             "p90_ms": percentile(contest.cpu_ms, 0.9),
@@ -116,8 +126,26 @@ def costs_section(
     ]
 
 
+def _contest(
+    scenario: Scenario, batch: Batch, side: str, server: ServerUnderTest, built: _Amount
+) -> _Contest:
+    amount = built
+    if side == "eager" and built is not _TINY:
+        amount = _EAGER
+    begins = [built.warm_up + turn * built.per_round for turn in range(amount.rounds)]
+    return _Contest(
+        scenario,
+        side,
+        server,
+        [*batch.prime, *batch.bodies[: amount.warm_up]],
+        amount,
+        [batch.bodies[begin : begin + amount.per_round] for begin in begins],
+        [],
+    )
+
+
 @contextlib.contextmanager
-def _apart(servers: Sequence[ServerUnderTest]) -> Iterator[None]:
+def _apart(servers: Collection[ServerUnderTest]) -> Iterator[None]:
     """Let this process run on the first core and the servers on the last; all on any afterwards."""
     if not hasattr(os, "sched_setaffinity"):
         yield

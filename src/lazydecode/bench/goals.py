@@ -262,13 +262,14 @@ def _cpu_goal(
     scenario: dict[str, Any], costs: dict[str, dict[str, Any]], *, limit: float
 ) -> Iterator[Goal]:
     """CPU of a request; beyond identifying its media, if they are known."""
-    ours, floor = costs.get("ours"), scenario["identify_floor_ms"]
+    ours, identify = costs.get("ours"), scenario["identify_floor_ms"]
     if ours is None:
         return
+    floor = costs["floor"]["p10_ms"]
     unseen = scenario["name"].startswith("unseen")
     # Of rounds in which neighbours of the machine took its caches this says nothing.
     cpu = ours["p10_ms"]
-    beyond = cpu if unseen else cpu - floor
+    beyond = cpu if unseen else cpu - identify
     yield Goal(
         3 if unseen else 2,
         f"a request, {scenario['name']}",

@@ -26,6 +26,7 @@ from lazydecode.bench.server_process import (
     ServerUnderTest,
     difference,
     eager_command,
+    floor_command,
     free_port,
     histogram_percentile,
     own_command,
@@ -89,9 +90,7 @@ def run_serve(options: ServeOptions, progress: Progress = lambda _: None) -> dic
             _run_scenario(scenario, number, options, servers, progress)
             for number, scenario in enumerate(chosen)
         ]
-        record["costs"] = costs_section(
-            chosen, servers, headers=options.headers, progress=progress, tiny=options.tiny
-        )
+        record["costs"] = _costs(chosen, options, servers, progress)
         if options.scaling and options.model is not None and hasattr(os, "sched_setaffinity"):
             record["scaling"] = _scaling(options, servers, progress)
     return record
@@ -144,6 +143,26 @@ def wait_for_processes(server: ServerUnderTest) -> None:
     """Return when a server's processes for media are there, if this machine gets any."""
     if (machine()["cores"] or 1) > 1:
         server.wait_for(PROCESSES, _PROCESSES_S)
+
+
+def _costs(
+    chosen: Sequence[Scenario],
+    options: ServeOptions,
+    servers: dict[str, ServerUnderTest],
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    """What requests cost the servers, and a third one that does the least."""
+    if not any(server.is_visible for server in servers.values()):
+        return []
+    port = free_port()
+    with started_server(floor_command(port), port) as floor:
+        return costs_section(
+            chosen,
+            {**servers, "floor": floor},
+            headers=options.headers,
+            progress=progress,
+            tiny=options.tiny,
+        )
 
 
 def _run_scenario(

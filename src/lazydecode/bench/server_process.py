@@ -149,6 +149,11 @@ def eager_command(model: str, port: int) -> list[str]:
     return [sys.executable, "-m", "lazydecode.bench.eager_server", model, str(port)]
 
 
+def floor_command(port: int) -> list[str]:
+    """The command of a server that receives and identifies media, and does nothing else."""
+    return [sys.executable, "-m", "lazydecode.bench.floor_server", str(port)]
+
+
 def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as answer:  # noqa: S310  # loopback
