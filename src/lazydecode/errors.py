@@ -224,7 +224,7 @@ class PluginBrokenError(LazyDecodeError):
 
 
 class OverloadedError(LazyDecodeError):
-    """A queue or a budget is full; `retry_after_s` says when to come back."""
+    """A queue or a budget is full, or too much is open; `retry_after_s` says when to come back."""
 
     status = 503
     error_type = "ServiceUnavailableError"

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
-from lazydecode.errors import CorruptMediaError, MediaTooLargeError, ValidationError
+from lazydecode.errors import (
+    CorruptMediaError,
+    MediaTooLargeError,
+    OverloadedError,
+    ValidationError,
+)
 from lazydecode.media.faults import corrupt_on_failure, describe
 
 
@@ -47,6 +55,21 @@ def test_failures_are_wrapped_and_ours_pass() -> None:
         raise MemoryError
     with pytest.raises(SystemExit), corrupt_on_failure("Failed"):
         raise SystemExit
+
+
+def test_what_the_process_lacks_is_no_fault_of_the_file() -> None:
+    for failure in (
+        OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/tmp/frames"),
+        OSError(errno.ENFILE, os.strerror(errno.ENFILE)),
+        RuntimeError("can't start new thread"),
+    ):
+        with pytest.raises(OverloadedError) as caught, corrupt_on_failure("Failed"):
+            raise failure
+        assert "try again later" in caught.value.message
+        assert "/tmp" not in caught.value.message
+    for failure in (OSError("truncated"), OSError(errno.EINVAL, "Invalid"), RuntimeError("odd")):
+        with pytest.raises(CorruptMediaError), corrupt_on_failure("Failed"):
+            raise failure
 
 
 class OddError(Exception):

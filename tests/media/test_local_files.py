@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import socket
 import threading
@@ -13,6 +14,7 @@ from lazydecode.errors import (
     CorruptMediaError,
     LazyDecodeError,
     MediaTooLargeError,
+    OverloadedError,
     UnprocessableMediaError,
 )
 from lazydecode.media import local_files
@@ -220,3 +222,16 @@ def test_the_folder_must_exist(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="not a folder"):
         LocalFiles(tmp_path / "file")
+
+
+def test_a_process_without_descriptors_says_so_and_blames_no_file(tree: Path) -> None:
+    root = tree / "allowed"
+    files = LocalFiles(root)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OverloadedError, match="try again later"):
+            files.open(FileURL(f"{root}/ok.png"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert files.read(FileURL(f"{root}/ok.png"), lambda num_bytes: None) == PICTURE

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import logging
 import re
 from typing import Final
 
-from lazydecode.errors import CorruptMediaError, LazyDecodeError, MediaTooLargeError
+from lazydecode.errors import (
+    CorruptMediaError,
+    LazyDecodeError,
+    MediaTooLargeError,
+    OverloadedError,
+)
 from lazydecode.on_error import OnError
 
+logger = logging.getLogger(__name__)
+
+_NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
+_NO_THREAD: Final = "can't start new thread"
+"""What CPython says, in a `RuntimeError` of no class of its own."""
 _OBJECT_REPR: Final = re.compile(r"<[^<>]*\bat 0x[0-9a-fA-F]+[^<>]*>")
 _CLASS_REPR: Final = re.compile(r"<(?:class|enum) '(?:\w+\.)*(\w+)'>")
 _ADDRESS: Final = re.compile(r"0x[0-9a-fA-F]{6,}")
@@ -28,16 +40,31 @@ def describe(exc: BaseException) -> str:
     return text or type(exc).__name__
 
 
+def shortage(exc: BaseException) -> OverloadedError | None:
+    """Return the error for what this machine lacks, whatever file it was needed for.
+
+    None: `exc` tells of no such shortage. Memory is none: a file may have asked for too much.
+    """
+    no_descriptor = isinstance(exc, OSError) and exc.errno in _NO_DESCRIPTOR
+    if not no_descriptor and not (isinstance(exc, RuntimeError) and _NO_THREAD in str(exc)):
+        return None
+    logger.warning("the limits of this process are too low: %s", describe(exc))
+    return OverloadedError("the server has too much open to take the item; try again later")
+
+
 def corrupt_on_failure(prefix: str) -> OnError:
     """Turn any exception of a decoder into `CorruptMediaError("{prefix}: {what it said}")`.
 
-    Our own errors pass unchanged. A decoder that asks for more memory than there is was told
-    to by the file, so `MemoryError` becomes `MediaTooLargeError`.
+    Our own errors pass unchanged, and a `shortage` is no fault of the file's. A decoder that asks
+    for more memory than there is was told to by the file, so `MemoryError` becomes
+    `MediaTooLargeError`.
     """
 
     def handle(exc: BaseException) -> None:
         if isinstance(exc, LazyDecodeError) or not isinstance(exc, Exception):
             return
+        if (lacking := shortage(exc)) is not None:
+            raise lacking from exc
         if isinstance(exc, MemoryError):
             raise MediaTooLargeError(f"{prefix}: it needs more memory than there is") from exc
         # Decoders raise what they like: SyntaxError for a broken PNG chunk, struct.error,

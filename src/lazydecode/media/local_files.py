@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final, NamedTuple, Self
 
 from lazydecode.errors import BlockedURLError, CorruptMediaError, UnprocessableMediaError
+from lazydecode.media.faults import shortage
 from lazydecode.media.urls import FileURL
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -148,6 +149,7 @@ class LocalFiles:
         Raises:
             BlockedURLError: If the file is not below the folder, or is not a regular file.
             UnprocessableMediaError: If it does not exist or cannot be opened.
+            OverloadedError: If this process has too many files open.
         """
         descriptor = self._open_plain(url.path)
         if descriptor is None:
@@ -195,6 +197,8 @@ class LocalFiles:
         except OSError as exc:
             if exc.errno in _CHANGED:
                 raise BlockedURLError("The file URL does not name a regular file.") from None
+            if (lacking := shortage(exc)) is not None:
+                raise lacking from None
             # Without the cause: its text is the path.
             raise UnprocessableMediaError(
                 "the local file does not exist"
