@@ -140,6 +140,31 @@ def test_wrong_use_is_explained() -> None:
     assert "not both" in run(cli, ["bench", "serve", "m", "--url", "http://127.0.0.1:9"]).output
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+        (["--url", "ftp://127.0.0.1:9"], "not the http URL of a server"),
+        (["--url", "http://127.0.0.1:9", "--pid", "2147483647"], "no process 2147483647"),
+        (["--scenario", "x"], "unknown scenario"),
+        (["--header", "x"], "not NAME:VALUE"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_is_built(
+    arguments: list[str], said: str
+) -> None:
+    result = CliRunner().invoke(cli, ["bench", "serve", "--size", "tiny", *arguments])
+    assert result.exit_code in (1, 2), result.output
+    assert said in result.output
+    assert "building" not in result.output
+
+
+def test_a_file_that_is_no_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_bytes(b"\xffnotes")
+    result = CliRunner().invoke(cli, ["bench", "goals", str(tmp_path / "notes.txt")])
+    assert (result.exit_code, "notes.txt is not a benchmark record" in result.output) == (1, True)
+
+
 def media_of(batch: Batch) -> list[list[Any]]:
     """What of each request's messages is no text."""
     messages = [json.loads(body)["messages"] for body in batch.bodies]

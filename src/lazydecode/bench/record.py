@@ -97,7 +97,10 @@ def read_record(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: If it is not one of ours.
     """
-    record = json.loads(path.read_text("utf-8"))
+    try:
+        record = json.loads(path.read_text("utf-8"))
+    except ValueError:
+        record = None
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise ValueError(f"{path.name} is not a benchmark record of format {FORMAT}")
     return record

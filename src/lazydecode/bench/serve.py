@@ -71,8 +71,9 @@ def run_serve(options: ServeOptions, progress: Progress = lambda _: None) -> dic
     """Measure, and return the record.
 
     Raises:
-        RuntimeError: If a server does not start.
-        ValueError: If a scenario is unknown, or neither a model nor a URL is given.
+        RuntimeError: If a server does not start, or none answers at the URL.
+        ValueError: If a scenario or the server's process is unknown, or neither a model nor a
+            URL is given.
     """
     settings = {
         "model": None if options.model is None else Path(options.model).name,
@@ -116,7 +117,9 @@ def _generates(options: ServeOptions) -> bool:
 @contextlib.contextmanager
 def _servers(options: ServeOptions, progress: Progress) -> Iterator[dict[str, ServerUnderTest]]:
     if options.url is not None:
-        yield {"ours": ServerUnderTest(options.url, options.pid)}
+        server = ServerUnderTest(options.url, options.pid)
+        server.require_answer()
+        yield {"ours": server}
         return
     if options.model is None:
         raise ValueError("give a model or a URL")

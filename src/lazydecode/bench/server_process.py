@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import re
 import signal
@@ -33,11 +34,17 @@ class ServerUnderTest:
     Args:
         url: Base URL.
         pid: Of the server's first process; None if it is elsewhere.
+
+    Raises:
+        ValueError: If there is no such process.
     """
 
     def __init__(self, url: str, pid: int | None = None) -> None:
         self.url = url.rstrip("/")
-        self._process = None if pid is None else psutil.Process(pid)
+        try:
+            self._process = None if pid is None else psutil.Process(pid)
+        except psutil.NoSuchProcess as exc:
+            raise ValueError(f"there is no process {pid}") from exc
 
     @property
     def is_visible(self) -> bool:
@@ -87,6 +94,22 @@ class ServerUnderTest:
             with contextlib.suppress(ValueError):
                 found[name, labels] = float(value)
         return found
+
+    def require_answer(self) -> None:
+        """Check that a server answers, whatever it says: one of another make may have no health.
+
+        Raises:
+            RuntimeError: If none does.
+            ValueError: If the URL is none of `http` or `https`.
+        """
+        if not self.url.startswith(("http://", "https://")):
+            raise ValueError(f"{self.url!r} is not the http URL of a server")
+        try:
+            urllib.request.urlopen(f"{self.url}/health", timeout=30).close()  # noqa: S310  # checked
+        except urllib.error.HTTPError as exc:
+            exc.close()
+        except (http.client.HTTPException, OSError, ValueError) as exc:
+            raise RuntimeError(f"no server answers at {self.url}: {exc}") from exc
 
     def wait_for(self, gauge: str, timeout_s: float) -> None:
         """Return when a gauge is not zero, or was for so long."""

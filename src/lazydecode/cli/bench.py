@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ from lazydecode.bench.frontend import SECTIONS, FrontendOptions, run_frontend
 from lazydecode.bench.goals import goals_grid
 from lazydecode.bench.plots import write_plots
 from lazydecode.bench.record import read_record, write_record
-from lazydecode.bench.serve import ServeOptions, run_serve
+from lazydecode.bench.serve import ServeOptions, choose, run_serve
 from lazydecode.bench.tables import show
 
 _DEFAULT_FAMILY: Final = "qwen2_5_vl"
@@ -147,27 +148,28 @@ def serve(
     """
     if model is not None and url is not None:
         raise click.UsageError("give MODEL or --url, not both")
-    with _model_folder(model, url, engine) as folder, _progress() as progress:
-        options = ServeOptions(
-            model=folder,
-            url=url,
-            pid=pid,
-            headers=_parse_headers(headers),
-            engine=engine,
-            with_eager=with_eager,
-            scaling=not no_scaling,
-            requests=requests or _REQUESTS[size],
-            concurrency=concurrency or ((1, 8) if size == "short" else (1, 8, 32)),
-            names=names or (_SHORT if size == "short" else ()),
-            tiny=size == "tiny",
-            server_flags=server_flags,
-        )
-        try:
-            record = run_serve(options, progress)
-        except ValueError as exc:
-            raise click.UsageError(str(exc)) from exc
-        except RuntimeError as exc:
-            raise click.ClickException(str(exc)) from exc
+    options = ServeOptions(
+        model=model,
+        url=url,
+        pid=pid,
+        headers=_parse_headers(headers),
+        engine=engine,
+        with_eager=with_eager,
+        scaling=not no_scaling,
+        requests=requests or _REQUESTS[size],
+        concurrency=concurrency or ((1, 8) if size == "short" else (1, 8, 32)),
+        names=names or (_SHORT if size == "short" else ()),
+        tiny=size == "tiny",
+        server_flags=server_flags,
+    )
+    try:
+        choose(options)  # before a model is built for what cannot be run
+        with _model_folder(model, url, engine) as folder, _progress() as progress:
+            record = run_serve(replace(options, model=folder), progress)
+    except ValueError as exc:
+        raise click.UsageError(str(exc)) from exc
+    except RuntimeError as exc:
+        raise click.ClickException(str(exc)) from exc
     _finish(record, output, plots)
 
 
