@@ -19,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+from lazydecode.media import ImageMediaIO
 from lazydecode.server.exchange import Exchange
 from lazydecode.server.straight_body import StraightBody
 from tests.builders import make_jpeg
@@ -127,6 +128,48 @@ def test_a_shared_failure_names_each_requests_own_item(
         assert (error["modality"], error["index"]) == ("image", number % 4)
         assert f"image media at index {number % 4}" in error["message"]
     assert shared_origin.hits(path) == 1
+
+
+def test_a_decoder_that_ran_in_vain_is_counted(render_server: Server) -> None:
+    before = render_server.decodes()
+    good, bad = make_jpeg() + os.urandom(8), make_jpeg((400, 300))[:-4000] + os.urandom(8)
+    parts = [image(data_url(data)) for data in (good, bad)]
+    assert render_server.render(request(*parts, text())).status_code == 422
+    assert render_server.decodes() == before + 2
+    assert render_server.render(request(parts[0], text())).status_code == 200
+    assert render_server.decodes() == before + 2
+
+
+def test_a_decode_is_counted_although_who_began_it_hung_up(
+    render_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original: Any = ImageMediaIO._decode
+    begun, gate = threading.Event(), threading.Event()
+
+    def held(*args: Any) -> Any:
+        begun.set()
+        assert gate.wait(120)
+        return original(*args)
+
+    monkeypatch.setattr(ImageMediaIO, "_decode", held)
+    before, flights = render_server.decodes(), render_server.context.renderer._flights
+    body = request(image(data_url(make_jpeg() + os.urandom(8))), text())
+    leader = http.client.HTTPConnection("127.0.0.1", render_server.port)
+    leader.request("POST", PATH, json.dumps(body))
+    assert begun.wait(120)
+    (flight,) = flights._flights.values()
+    answers: list[int] = []
+    other = threading.Thread(target=lambda: answers.append(render_server.render(body).status_code))
+    other.start()
+    try:
+        wait_for(lambda: flight.num_waiting == 2)
+        leader.close()
+        wait_for(lambda: flight.num_waiting == 1)
+    finally:
+        gate.set()
+    other.join(120)
+    assert answers == [200]
+    assert render_server.decodes() == before + 1
 
 
 @pytest.fixture(scope="module")

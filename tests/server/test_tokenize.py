@@ -140,6 +140,7 @@ def test_a_count_that_depends_on_content_decodes_and_still_leaves_no_trace(
         # The work is not lost: it waits beside the caches for the request that is to follow.
         assert traces(server)[:2] == before[:2]
         assert server.decodes("video") == 2
+        assert server.metric("fallbacks_total") == 1  # afterwards all was known
 
 
 def test_audio_is_counted_by_its_length(audio_render_server: Server) -> None:

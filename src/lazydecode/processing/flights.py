@@ -119,8 +119,14 @@ class ItemFlight:
 
     @property
     def decode_s(self) -> float:
-        """Seconds that the decode took."""
+        """Seconds that the decode took, also if it failed; 0 if none has ended."""
         return self._flight.decode_s
+
+    @property
+    def is_processed(self) -> bool:
+        """Whether there is a result."""
+        future = self._flight.result_future
+        return future.done() and future.exception() is None
 
     @property
     def process_s(self) -> float:
@@ -254,7 +260,9 @@ class ItemFlights:
 
     def _expire(self, flight: _Flight) -> None:
         began = flight.started_at
-        if began is not None and time.perf_counter() - began > self.time_limit_s:
+        seconds = 0.0 if began is None else time.perf_counter() - began
+        if seconds > self.time_limit_s:
+            flight.decode_s = flight.decode_s or seconds
             self._fail(flight, time_limit_error(self.time_limit_s))
 
     def _leave(self, flight: _Flight, *, finish: bool) -> None:
@@ -265,7 +273,8 @@ class ItemFlights:
     def _run_elsewhere(self, flight: _Flight, job: ItemJob, worker: ItemWorker) -> None:
         if self._drop_if_unwanted(flight):
             return
-        flight.wait_s = time.perf_counter() - flight.queued_at
+        start = time.perf_counter()
+        flight.wait_s = start - flight.queued_at
         assert flight.ref is not None
 
         def on_decoded(seconds: float) -> None:
@@ -281,6 +290,8 @@ class ItemFlights:
                 self._fail(flight, exc)
             return
         except BaseException as exc:
+            if not flight.decode_s:
+                flight.decode_s = time.perf_counter() - start
             self._fail(flight, exc)
             return
         self._succeed(flight, output)
@@ -305,6 +316,7 @@ class ItemFlights:
         try:
             ref.decode()
         except BaseException as exc:
+            flight.decode_s = time.perf_counter() - start
             self._fail(flight, exc)
             return
         flight.started_at = None

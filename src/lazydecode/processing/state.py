@@ -69,6 +69,8 @@ class MultiModalApplyState:
         """Whether the results are in the cache, and the prompt is finished."""
         self._has_failed = False
         self._is_closed = False
+        self._noted: set[tuple[str, int]] = set()
+        """The flights of which the observer was told."""
 
     @property
     def is_waiting(self) -> bool:
@@ -147,7 +149,6 @@ class MultiModalApplyState:
         self._collect_flights()
 
     def _collect_flights(self) -> None:
-        observer = self.timing_ctx.observer
         outputs: dict[str, list[ItemOutput]] = {m: [] for m in self.inputs.mm_data_items}
         for (modality, position), flight in self.flights.items():
             item = self.inputs.mm_data_items[modality].get_client_position(position)
@@ -165,16 +166,27 @@ class MultiModalApplyState:
                 outputs[modality].append(output)
             else:
                 self.outputs[self.mm_hashes[modality][position]] = output
-            if observer is not None:
-                stages: tuple[tuple[ItemStage, float], ...] = (
-                    ("decode_wait", flight.wait_s),
-                    ("decode", flight.decode_s),
-                    ("process", flight.process_s),
-                )
-                for stage, seconds in stages:
-                    observer.record_item(*item, stage, seconds, shared=flight.is_shared)
+            self._note_flight((modality, position), flight)
         if self.mm_hashes is None:
             self.uncached_outputs = outputs
+
+    def _note_flight(self, key: tuple[str, int], flight: ItemFlight) -> None:
+        """Tell the observer, once, what an item's decode and processing took."""
+        observer = self.timing_ctx.observer
+        if observer is None or key in self._noted:
+            return
+        self._noted.add(key)
+        modality, position = key
+        item = self.inputs.mm_data_items[modality].get_client_position(position)
+        stages: tuple[tuple[ItemStage, float], ...] = (
+            ("decode_wait", flight.wait_s),
+            ("decode", flight.decode_s),
+            ("process", flight.process_s),
+        )
+        for stage, seconds in stages:
+            # What never ran took no time; what failed or was left alone has no processing.
+            if seconds or flight.is_processed:
+                observer.record_item(*item, stage, seconds, shared=flight.is_shared)
 
     # -- the end
 
@@ -198,6 +210,9 @@ class MultiModalApplyState:
         if self._is_closed:
             return
         self._is_closed = True
+        # A decoder also ran for what failed, and for a client that went away meanwhile.
+        for key, flight in self.flights.items():
+            self._note_flight(key, flight)
         if self.warm_outputs is not None and not self.is_committed:
             for mm_hash, output in self.outputs.items():
                 self.warm_outputs.put(mm_hash, output)

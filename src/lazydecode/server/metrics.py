@@ -68,7 +68,12 @@ class Metrics:
             registry=registry,
         )
         self.decodes = Counter(
-            "lazydecode_decodes", "Decoder runs", ["modality"], registry=registry
+            "lazydecode_decodes", "Decoder runs, failed ones too", ["modality"], registry=registry
+        )
+        self.fallbacks = Counter(
+            "lazydecode_fallbacks",
+            "Requests whose media were decoded to count their tokens: headers did not say",
+            registry=registry,
         )
         self.media_bytes = Counter(
             "lazydecode_media_bytes", "Encoded bytes fetched", ["modality"], registry=registry
@@ -118,6 +123,8 @@ class Metrics:
 
     def observe_timeline(self, timeline: Timeline) -> None:
         """Count what one request did."""
+        if timeline.fallback:
+            self.fallbacks.inc()
         for stage, seconds in timeline.seconds.items():
             self._child(self.stages, stage).observe(seconds)
         for item in timeline.items:
