@@ -384,7 +384,8 @@ class MediaConnector:
     ) -> list[MediaRef[Any]]:
         """Return refs over what came with the request; a short payload meets no thread."""
         trace = current_trace()
-        if await self._here().turns.allow(url):
+        turns = self._here().turns
+        if turns.allow_now(url) or await turns.allow_soon(url):
             refs = refs_at_once(url, media_ios, max_bytes, trace)
             if refs is not None:
                 return refs

@@ -63,17 +63,17 @@ class QuickTurns(Turns):
     def __init__(self) -> None:
         super().__init__(QUICK_CHARS)
 
-    async def allow(self, url: MediaURL | DataURL) -> bool:
-        """Whether it is the loop's work: now, or soon if a thread takes longer to be asked."""
+    def allow_now(self, url: MediaURL | DataURL) -> bool:
+        """Whether it is the loop's work now."""
         length = _num_chars(url)
-        if length > QUICK_CHARS:
-            return False
-        cost = length + _ITEM_CHARS
-        if self.take(cost):
-            return True
+        return length <= QUICK_CHARS and self.take(length + _ITEM_CHARS)
+
+    async def allow_soon(self, url: MediaURL | DataURL) -> bool:
+        """Whether it is the loop's work soon, as a thread takes longer to be asked."""
+        length = _num_chars(url)
         if length > _PATIENT_CHARS:
             return False
-        await self.wait(cost)
+        await self.wait(length + _ITEM_CHARS)
         return True
 
 
