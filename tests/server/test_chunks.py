@@ -104,3 +104,12 @@ def test_errors_count_within_the_clients_modality(server: Server) -> None:
             error = response.json()["error"]
             assert (error["modality"], error["index"]) == named
             assert "vision_chunk" not in response.text
+
+
+def test_an_option_that_does_not_fit_a_videos_header_names_the_video(server: Server) -> None:
+    body = request(
+        clip(), photo(), clip(7), mm_payload="none", media_io_kwargs={"video": {"start_time": 2}}
+    )
+    response = server.render(body)
+    error = response.json()["error"]
+    assert (response.status_code, error["modality"], error["index"]) == (400, "video", 1)

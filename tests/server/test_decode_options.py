@@ -59,6 +59,24 @@ def test_what_no_item_may_have_names_the_first_one(render_server: Server, option
 
 
 @pytest.mark.parametrize(
+    "options", [{"frame_indices": [1, 8]}, {"start_time": 2}, {"timestamps": [0.1, 2.5]}], ids=str
+)
+def test_what_does_not_fit_one_video_names_it_whether_it_is_decoded_or_not(
+    render_server: Server, options: Any
+) -> None:
+    long, short = (video(data_url(make_mp4(n, 4), "video/mp4")) for n in (12, 6))
+    body = request(long, PARTS["image"], short, media_io_kwargs={"video": options})
+    messages = set()
+    for path, payload in (("/render", "tensors"), ("/render", "none"), ("/count", None)):
+        asked = body if payload is None else {**body, "mm_payload": payload}
+        response = render_server.post(f"/v1/chat/completions{path}", asked)
+        error = response.json()["error"]
+        assert (response.status_code, error["modality"], error["index"]) == (400, "video", 1)
+        messages.add(error["message"])
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {"image": {"image_mode": "L", "rgba_background_color": [1, 2, 3]}},

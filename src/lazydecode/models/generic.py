@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
-from lazydecode.errors import InvalidRequestError
+from lazydecode.errors import InvalidRequestError, LazyDecodeError
 from lazydecode.inputs import MultiModalKwargsItem, PlaceholderRange
 from lazydecode.media.audio import resampled_length
 from lazydecode.media.base import AudioHeader, ImageHeader, MediaIO, MediaRef, VideoHeader
@@ -36,6 +36,7 @@ from lazydecode.parse import (
     VisionChunkProcessorItems,
 )
 from lazydecode.processing.context import BaseProcessingInfo, InputProcessingContext
+from lazydecode.processing.failures import decode_error
 from lazydecode.processing.flights import ItemFlights
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.outputs import ItemOutput
@@ -247,22 +248,26 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
             return None
         modality, index = items.get_client_position(position)
         containers = self.family.call.containers
-        if isinstance(items, VisionChunkProcessorItems) and modality == "video":
-            metadata = items.metadata[position]
-            shape = None if metadata is None else video_shape(metadata)
-            options = for_chunk(options)
-        elif containers is not None and isinstance(item, MediaRef) and is_container(item):
-            header = item.header
-            if not isinstance(header, VideoHeader):
-                return None
-            merged = self.family.options.merge(options)
-            plan = containers.plan(header, merged)
-            shape = None if plan is None else video_shape(plan)
-            options = {**options, "do_sample_frames": False}
-        elif isinstance(item, MediaRef) and not item.is_decoded:
-            shape = shape_from_header(modality, item, self.family.call.sampling_rate)
-        else:
-            shape = shape_of(modality, items.get(position))
+        try:
+            if isinstance(items, VisionChunkProcessorItems) and modality == "video":
+                metadata = items.metadata[position]
+                shape = None if metadata is None else video_shape(metadata)
+                options = for_chunk(options)
+            elif containers is not None and isinstance(item, MediaRef) and is_container(item):
+                header = item.header
+                if not isinstance(header, VideoHeader):
+                    return None
+                merged = self.family.options.merge(options)
+                plan = containers.plan(header, merged)
+                shape = None if plan is None else video_shape(plan)
+                options = {**options, "do_sample_frames": False}
+            elif isinstance(item, MediaRef) and not item.is_decoded:
+                shape = shape_from_header(modality, item, self.family.call.sampling_rate)
+            else:
+                shape = shape_of(modality, items.get(position))
+        except LazyDecodeError as exc:
+            # What the decode would say too: an option does not fit what the header states.
+            raise decode_error(modality, index, exc) from exc
         if shape is None:
             return None
         try:

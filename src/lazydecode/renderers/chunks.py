@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NoReturn
 
 from lazydecode.cache import BaseMultiModalProcessorCache, LRUCache
-from lazydecode.errors import MissingMediaError
+from lazydecode.errors import LazyDecodeError, MissingMediaError
 from lazydecode.media.base import MediaRef, VideoHeader
 from lazydecode.media.decode import await_with_cancellation_drain
 from lazydecode.media.transforms import MediaTransform
@@ -30,7 +30,7 @@ from lazydecode.parse import (
     ProcessorBatchItems,
     VisionChunkProcessorItems,
 )
-from lazydecode.processing.failures import time_limit_error
+from lazydecode.processing.failures import decode_error, time_limit_error
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.timing import ObservedExecutor, TimingContext
 from lazydecode.renderers.cancellation import EXPIRE_PERIOD_S
@@ -194,7 +194,10 @@ class ChunkResolver:
                 for name in _names(mm_hash, count):
                     chunks.add(None, origin, name)
                 continue
-            metadata = _planned(raw)
+            try:
+                metadata = _planned(raw)
+            except LazyDecodeError as exc:
+                raise decode_error(*origin, exc) from exc
             if metadata is None:
                 return None
             plans = self._processor.plan_video_chunks(metadata, inputs.hf_processor_mm_kwargs)
