@@ -408,3 +408,16 @@ def test_a_header_that_takes_long_or_is_unusual_is_known_as_such() -> None:
     assert read_usual_header(png[:33] + 300 * chunk + png[33:]) is None
     for data in (jpeg[:20], png[:20], make_image("GIF"), b"", jpeg[:2], jpeg[:2] + b"\xff\xd9"):
         assert read_usual_header(data) is None
+
+
+def test_much_metadata_is_not_read_at_once() -> None:
+    jpeg, png = make_jpeg(), make_png()
+    tiff = b"II*\0\x08\0\0\0\0\0"
+    segment = b"\xff\xe1" + (8 + len(tiff)).to_bytes(2, "big") + b"Exif\0\0" + tiff
+    assert read_usual_header(jpeg[:2] + segment + jpeg[2:]) == parse_image_header(jpeg)
+    assert read_usual_header(jpeg[:2] + 2 * segment + jpeg[2:]) is None
+    for kind, body in ((b"eXIf", tiff), (b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0")):
+        small, large = (png[:33] + png_chunk(kind, body + bytes(n)) + png[33:] for n in (9, 70_000))
+        assert read_usual_header(small) == parse_image_header(small) == parse_image_header(png)
+        assert read_usual_header(large) is None
+        assert parse_image_header(large) == parse_image_header(png)

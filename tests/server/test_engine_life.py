@@ -101,6 +101,23 @@ def test_a_stream_goes_on_when_the_engine_dies_in_it(mortal_server: Server) -> N
     assert sender == receiver
 
 
+def test_an_answer_with_a_media_token_in_it_ends_with_the_engine(mortal_server: Server) -> None:
+    """In a prompt, the token would stand for a picture that is not there."""
+    ids = mortal_server.context.frontend.tokenizer.convert_tokens_to_ids(["<|image_pad|>", "a"])
+    body = request(picture(2), text("b"), max_tokens=20_000, stream=True, ignore_eos=True)
+    body |= {"logit_bias": {str(token_id): 100 for token_id in ids}, "seed": 1}
+    url = f"{mortal_server.url}/v1/chat/completions"
+    with httpx.stream("POST", url, json=body, timeout=180) as response:
+        lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
+        for _ in range(30):  # one of both, by chance
+            next(lines)
+        kill(mortal_server)
+        *_, last = lines
+    error = json.loads(last)["error"]
+    assert (error["code"], error["retryable"]) == (503, True)
+    assert chat(mortal_server, picture(2), text("b"))
+
+
 def test_mirrors_forced_apart_are_repaired_within_the_request(mortal_server: Server) -> None:
     before = chat(mortal_server, picture(3), picture(4), text("c"))
     misses = mortal_server.metric("repairs_total", reason="cache_miss")

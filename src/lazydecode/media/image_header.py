@@ -27,6 +27,8 @@ _USUAL_SEGMENTS: Final = 64
 """Segments of a usual JPEG before its scan: a dozen, and one per 64 KB of colour profile."""
 _USUAL_CHUNKS: Final = 256
 """Chunks of a usual PNG of half a megabyte: one per 8 KB, and some for metadata."""
+_USUAL_METADATA_BYTES: Final = 64 * 1024
+"""EXIF or XMP of a usual file. A camera's with its thumbnail fits into one segment of a JPEG."""
 _MAX_JUNK_BYTES: Final = 1024 * 1024
 """Bytes between the segments of a JPEG: Pillow skips them one by one."""
 _MAX_EXIF_BYTES: Final = 16 * 1024 * 1024
@@ -82,13 +84,13 @@ def read_usual_header(data: bytes) -> ImageFacts | None:
     """Return what `parse_image_header` does, if that takes no more than some 10 µs.
 
     None for an unusual file, and for one with so many segments before its pixels, or chunks
-    in all, as only a file has that is made to be slow.
+    in all, or so much metadata, as only a file has that is made to be slow.
     """
     try:
         if data.startswith(b"\xff\xd8\xff"):
             return _parse_jpeg(data, is_usual=True)
         if data.startswith(b"\x89PNG\r\n\x1a\n"):
-            return _parse_png(data) if _has_few_chunks(data) else None
+            return _parse_png(data) if _is_usual_png(data) else None
         if data.startswith(b"RIFF") and data[12:16] in (b"VP8 ", b"VP8L"):
             return parse_image_header(data)
     except (_UnusualError, CorruptMediaError, struct.error, IndexError):
@@ -96,12 +98,15 @@ def read_usual_header(data: bytes) -> ImageFacts | None:
     return None
 
 
-def _has_few_chunks(data: bytes) -> bool:
+def _is_usual_png(data: bytes) -> bool:
     at = 8
     for _ in range(_USUAL_CHUNKS):
         if at >= len(data):
             return True
-        at += 12 + int.from_bytes(data[at : at + 4], "big")
+        length = int.from_bytes(data[at : at + 4], "big")
+        if length > _USUAL_METADATA_BYTES and data[at + 4 : at + 8] in (b"eXIf", b"iTXt"):
+            return False
+        at += 12 + length
     return False
 
 
@@ -198,6 +203,8 @@ def _parse_jpeg(data: bytes, *, is_usual: bool = False) -> ImageFacts:
             height, width, components = struct.unpack_from(">HHB", data, body + 1)
         elif marker == 0xE1 and data.startswith(b"Exif\0\0", body):
             exif.append(data[body + 6 : position + length])  # over 64 KB: several segments
+            if is_usual and len(exif) > 1:
+                raise _UnusualError
             if len(exif) * 65_536 > _MAX_EXIF_BYTES:
                 raise CorruptMediaError("the JPEG has too much EXIF metadata")
         elif marker == 0xE1 and data.startswith(_XMP_NAMESPACE, body):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -23,7 +23,7 @@ from lazydecode.engine.protocol import (
     TokenLogprob,
 )
 from lazydecode.errors import CacheMissError, EngineDeadError, EngineError
-from lazydecode.inputs import MultiModalInput
+from lazydecode.inputs import MultiModalInput, PlaceholderRange
 from lazydecode.renderers.rendered import RenderedRequest
 from lazydecode.server.detokenize import Detokenizer
 from lazydecode.server.metrics import Metrics
@@ -72,6 +72,8 @@ class Generation:
         self._detokenizer = detokenizer
         self._metrics = metrics
         self._generated: list[int] = []
+        self._prompt_token_ids: list[int] = []
+        self._placeholders: Mapping[str, Sequence[PlaceholderRange]] = {}
         self._attempt = 0
 
     @property
@@ -105,7 +107,7 @@ class Generation:
                 await self._rendered.invalidate(exc.hashes, self._engine.invalidate_cache)
             except EngineDeadError:
                 losses += 1
-                if losses > MAX_ENGINE_LOSSES:
+                if losses > MAX_ENGINE_LOSSES or self._has_generated_placeholders():
                     raise
                 logger.warning(
                     "request %s: the engine was lost after %d tokens, going on with a new one",
@@ -137,9 +139,26 @@ class Generation:
                     return
         raise EngineError("the engine's stream ended without a reason")
 
+    def _has_generated_placeholders(self) -> bool:
+        """Whether the answer holds a token that, in a prompt, stands for media.
+
+        The model would miss its item, and fail; others in the same batch would have to start anew.
+        """
+        prompt = self._prompt_token_ids
+        media_tokens = {
+            prompt[place.offset + at]
+            for places in self._placeholders.values()
+            for place in places
+            for at in range(place.length)
+            if place.is_embed is None or place.is_embed[at]
+        }
+        return not media_tokens.isdisjoint(self._generated)
+
     def _build_request(
         self, engine_id: str, prompt: MultiModalInput, uses_cache: bool
     ) -> EngineRequest:
+        self._prompt_token_ids = prompt["prompt_token_ids"]
+        self._placeholders = prompt["mm_placeholders"]
         return EngineRequest(
             engine_id,
             prompt["prompt_token_ids"] + self._generated,
