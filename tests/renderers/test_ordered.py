@@ -67,6 +67,22 @@ async def test_a_note_without_a_job_runs_soon(worker: OrderedWorker, soon: None)
         assert await asyncio.to_thread(ran.wait, 60)
 
 
+def test_notes_that_a_loop_left_behind_go_with_those_of_the_next(
+    worker: OrderedWorker, soon: None
+) -> None:
+    ran = threading.Event()
+
+    async def leave() -> None:
+        worker.note(lambda: None)
+
+    async def follow() -> bool:
+        worker.note(ran.set)
+        return await asyncio.to_thread(ran.wait, 10)
+
+    asyncio.run(leave())
+    assert asyncio.run(follow())
+
+
 async def test_at_the_end_all_notes_have_run(never: None) -> None:
     ran: list[int] = []
     worker = OrderedWorker("ordered")

@@ -27,6 +27,7 @@ class OrderedWorker(Executor):
         self._pool = ThreadPoolExecutor(1, name)
         self._lock = threading.Lock()
         self._notes: list[Note] = []
+        self._timed_by: asyncio.AbstractEventLoop | None = None
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Run `fn` after all that was asked for before.
@@ -44,11 +45,14 @@ class OrderedWorker(Executor):
         Args:
             note: Must not raise; nobody would hear of it.
         """
+        loop = asyncio.get_running_loop()
         with self._lock:
             self._notes.append(note)
-            is_first = len(self._notes) == 1
-        if is_first:
-            asyncio.get_running_loop().call_later(_SOON_S, self.flush)
+            # A loop that has ended runs no timer: notes that it left go with those of the next.
+            is_timed = len(self._notes) > 1 and self._timed_by is loop
+            self._timed_by = loop
+        if not is_timed:
+            loop.call_later(_SOON_S, self.flush)
 
     def flush(self) -> None:
         """Let the notes wait no more."""
