@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -320,6 +321,26 @@ async def test_the_body_can_go_as_soon_as_the_media_are_fetched(
         assert isinstance(parsed.conversation.media[0].source, memoryview)
         async with renderer.open(parsed, timeline=Timeline()):
             assert parsed.conversation.media[0].source is None
+
+
+async def test_an_item_over_the_limit_of_a_request_is_named(
+    open_renderer: OpenRenderer, tmp_path: Path
+) -> None:
+    small, large = make_jpeg(), make_jpeg() + bytes(40_000)
+    (tmp_path / "large.jpg").write_bytes(large)
+    async with open_renderer(
+        max_encoded_mb_per_request=0.03, allowed_local_media_path=tmp_path
+    ) as renderer:
+        for url in (data_url(large), (tmp_path / "large.jpg").as_uri()):
+            with pytest.raises(MediaTooLargeError, match="the item has") as raised:
+                await render(renderer, image(data_url(small)), image(url), text())
+            assert (raised.value.modality, raised.value.index) == ("image", 1)
+            assert nothing_is_held(renderer)
+        many = [image(data_url(make_jpeg() + bytes(9000 + n))) for n in range(4)]
+        with pytest.raises(MediaTooLargeError, match="in all") as raised:
+            await render(renderer, *many, text())
+        assert raised.value.modality is None
+        assert nothing_is_held(renderer)
 
 
 async def test_a_short_prompt_is_written_without_a_thread(open_renderer: OpenRenderer) -> None:
