@@ -94,6 +94,12 @@ def test_a_pictures_own_embeddings_answer_as_the_picture(
     file = base64.b64encode(safetensors.numpy.save(arrays)).decode()
     as_safetensors = embeds("image", f"data:application/octet-stream;base64,{file}")
     assert answer(chat_server, text("a"), as_torch, text("b"), as_safetensors) == expected
+    # A file of one tensor is that tensor, whatever it is called there.
+    alone = {"x": features[1].float().numpy()}
+    file = base64.b64encode(safetensors.numpy.save(alone)).decode()
+    url = f"data:application/octet-stream;base64,{file}"
+    named = embeds("image", {"image_embeds": url, "image_grid_thw": npy(grids[1])})
+    assert answer(chat_server, text("a"), as_torch, text("b"), named) == expected
     other = embeds("image", {"image_embeds": npy(-features[0]), "image_grid_thw": npy(grids[0])})
     assert answer(chat_server, text("a"), other, text("b"), by_name[1]) != expected
 
@@ -202,6 +208,9 @@ def refused(server: Server, *parts: dict[str, Any], index: int = 0) -> str:
     return str(error["message"])
 
 
+ONE = torch.ones(6, HIDDEN)
+
+
 @pytest.mark.parametrize(
     ("part", "reason"),
     [
@@ -221,6 +230,7 @@ def refused(server: Server, *parts: dict[str, Any], index: int = 0) -> str:
         (embeds("image", npy(values())), "missing: ['image_grid_thw']"),
         (embeds("image", {"image_embeds": npy(values())}), "missing: ['image_grid_thw']"),
         (embeds("image", {"image_embeds": 5}), "must be a string"),
+        (embeds("image", {"image_embeds": torch_file({"a": ONE, "b": ONE})}), "2 tensors, not one"),
         (embeds("image", {}), "empty"),
         (embeds("image", None), "missing"),
         (embeds("image", 7), "must be a string"),

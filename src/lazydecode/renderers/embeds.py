@@ -169,8 +169,12 @@ def _decode(
 ) -> dict[str, torch.Tensor]:
     arrays: dict[str, Any] = {}
     for name, ref in refs.items():
-        arrays[name] = ref.decode()
+        found = ref.decode()
         ref.release()
-        if name and isinstance(arrays[name], dict):
-            raise InvalidRequestError(f"{item.where}.{name} holds several tensors, not one")
+        if name and isinstance(found, dict):
+            if len(found) != 1:
+                where = f"{item.where}.{name}"
+                raise InvalidRequestError(f"{where} holds {len(found)} tensors, not one")
+            (found,) = found.values()
+        arrays[name] = found
     return embeddings.item(item.modality, arrays.get("", arrays), index=item.index)
