@@ -230,7 +230,10 @@ ONE = torch.ones(6, HIDDEN)
         (embeds("image", npy(values())), "missing: ['image_grid_thw']"),
         (embeds("image", {"image_embeds": npy(values())}), "missing: ['image_grid_thw']"),
         (embeds("image", {"image_embeds": 5}), "must be a string"),
-        (embeds("image", {"image_embeds": torch_file({"a": ONE, "b": ONE})}), "2 tensors, not one"),
+        (
+            embeds("image", {"image_embeds": torch_file({"a": ONE, "b": ONE.clone()})}),
+            "2 tensors, not one",
+        ),
         (embeds("image", {}), "empty"),
         (embeds("image", None), "missing"),
         (embeds("image", 7), "must be a string"),
