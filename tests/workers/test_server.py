@@ -141,10 +141,11 @@ def test_answers_are_those_of_a_server_with_threads(
             ours, theirs = served.render(body), threads.render(body)
             assert ours.status_code == theirs.status_code
             assert stated(ours) == stated(theirs)
-        assert threads.decodes() == 2
-    # Of the requests that were answered: each picture once, and timed.
-    assert served.decodes() - before == 2
-    assert served.metric("item_stage_seconds_count", times) - processed == 2
+        assert threads.decodes() in (4, 5)
+    # The pictures of requests that were answered, the two that are broken, and the one beside a
+    # broken one if its decode had begun.
+    assert served.decodes() - before in (4, 5)
+    assert served.metric("item_stage_seconds_count", times) - processed in (2, 3)
 
 
 @pytest.mark.slow
