@@ -125,7 +125,7 @@ class MediaFetcher:
             LazyDecodeError: The first failure in the order of `media`, with its item named.
         """
         known = sum(_known_bytes(item) for item in media if item.of_video is None)
-        self._check_total(known, [(item, _known_bytes(item)) for item in media])
+        self._check_total(known, ((item, _known_bytes(item)) for item in media))
         unknown = sum(1 for item in media if isinstance(item.source, str) and not item.is_held)
         await hold.require(known + unknown * _GUESS_BYTES)
         items = await self._fetch_each(media, decoders, timeline)
@@ -277,14 +277,22 @@ class MediaFetcher:
 
     def _check_totals(self, items: Sequence[EncodedItem]) -> int:
         """Check the size of all payloads; return that of those in memory."""
-        sizes = [(item, item.ref.num_bytes) for item in items if item.ref is not None]
+        sizes = ((item, item.ref.num_bytes) for item in items if item.ref is not None)
         self._check_total(_payload_bytes(items, with_unread=True), sizes)
         return _payload_bytes(items)
 
     def _check_total(
-        self, total: int, sizes: Sequence[tuple[MediaRequest | EncodedItem, int]]
+        self, total: int, sizes: Iterable[tuple[MediaRequest | EncodedItem, int]]
     ) -> None:
-        """Refuse a request of so many bytes; name the item, if one is too large by itself."""
+        """Refuse a request of so many bytes; name the item, if one is too large by itself.
+
+        Args:
+            total: Bytes of all items.
+            sizes: Each item's bytes; looked at only if they are too many.
+
+        Raises:
+            MediaTooLargeError: If they are more than the limit of a request.
+        """
         limit = self._limits.max_encoded_bytes_per_request
         if total <= limit:
             return
