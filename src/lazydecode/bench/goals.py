@@ -267,7 +267,7 @@ def _cpu_goal(
         return
     floor = costs["floor"]["p10_ms"]
     unseen = scenario["name"].startswith("unseen")
-    # Of rounds in which neighbours of the machine took its caches this says nothing.
+    # Other rounds are about who else had the machine's caches.
     cpu = ours["p10_ms"]
     beyond = cpu if unseen else cpu - identify
     yield Goal(

@@ -17,6 +17,10 @@ How to read it: numbers are milliseconds of CPU unless they say otherwise, media
 which all contestants take turns, on one machine that also did other things. Ratios within one
 run mean something; absolute times do not, and neither does a comparison across runs.
 
+Goals for whole requests are stated in ms and hold for a quiet machine: *in quiet rounds* is the
+tenth percentile of the rounds, and the median stands beside it. Their floor is what receiving and
+identifying the request costs a server that does nothing else.
+
 - **floor** is what cannot be avoided: one SHA-256 pass over the encoded bytes, one bare call of
   the decoder, one bare call of the model's processor.
 - **eager** is today's practice with the same libraries: decode at fetch, identify by the decoded
