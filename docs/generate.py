@@ -16,10 +16,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from prometheus_client import Counter
-
 from lazydecode import errors
 from lazydecode.config import Settings
+from lazydecode.server.counters import Counter, Histogram
 from lazydecode.server.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
@@ -86,12 +85,11 @@ def metrics_page() -> str:
     """One row per metric of the server."""
     rows = ["| Metric | Kind | Labels | Meaning |", "| --- | --- | --- | --- |"]
     for metric in vars(Metrics()).values():
-        if not hasattr(metric, "_documentation"):
+        if not isinstance(metric, Counter | Histogram):
             continue
-        name = metric._name + ("_total" if isinstance(metric, Counter) else "")
-        labels = ", ".join(f"`{label}`" for label in metric._labelnames) or "none"
-        kind = type(metric).__name__.lower()
-        rows.append(f"| `{name}` | {kind} | {labels} | {metric._documentation} |")
+        name = metric.name + ("_total" if isinstance(metric, Counter) else "")
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
+        rows.append(f"| `{name}` | {metric.kind} | {labels} | {metric.help_text} |")
     return (
         "# Metrics\n\n"
         + _NOTE

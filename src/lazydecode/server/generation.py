@@ -103,7 +103,7 @@ class Generation:
                     "request %s: the engine lacks %d items, sending them again",
                     self._rendered.request_id, len(exc.hashes),
                 )  # fmt: skip
-                self._metrics.repairs.labels("cache_miss").inc()
+                self._metrics.repairs.add(1, "cache_miss")
                 await self._rendered.invalidate(exc.hashes, self._engine.invalidate_cache)
             except EngineDeadError:
                 losses += 1
@@ -113,7 +113,7 @@ class Generation:
                     "request %s: the engine was lost after %d tokens, going on with a new one",
                     self._rendered.request_id, self.num_tokens,
                 )  # fmt: skip
-                self._metrics.repairs.labels("engine_lost").inc()
+                self._metrics.repairs.add(1, "engine_lost")
 
     async def _attempt_once(self, *, use_cache: bool) -> AsyncGenerator[Delta]:
         self._attempt += 1

@@ -5,34 +5,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar, cast
+from typing import Final
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    disable_created_metrics,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from lazydecode.renderers.timeline import Timeline
+from lazydecode.server.counters import Counter, Histogram
 from lazydecode.server.samples import Family, read_samples
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _FAST: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
 _LAG_PERIOD_S: Final = 0.05
-_M = TypeVar("_M", Counter, Histogram)
 
 
 class Metrics:
-    """All metrics of one server. Methods are cheap and may be called on any thread."""
+    """All metrics of one server.
+
+    What counts is called on the event loop, and cheap; what reads may be called on any thread.
+    """
 
     def __init__(self) -> None:
-        # A time of creation beside each counter doubles the text for nothing. Process-wide.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = registry = CollectorRegistry()
         self.requests = Counter(
             "lazydecode_requests",
@@ -44,21 +38,21 @@ class Metrics:
             "lazydecode_request_seconds",
             "From the first header byte to the last byte of the answer",
             ["route"],
-            buckets=_FAST,
+            bounds=_FAST,
             registry=registry,
         )
         self.stages = Histogram(
             "lazydecode_stage_seconds",
             "Stages of whole requests",
             ["stage"],
-            buckets=_FAST,
+            bounds=_FAST,
             registry=registry,
         )
         self.item_stages = Histogram(
             "lazydecode_item_stage_seconds",
             "Stages of single media items",
             ["modality", "stage"],
-            buckets=_FAST,
+            bounds=_FAST,
             registry=registry,
         )
         self.items = Counter(
@@ -92,7 +86,7 @@ class Metrics:
         self.first_token = Histogram(
             "lazydecode_first_token_seconds",
             "From the first header byte to the first generated token",
-            buckets=_FAST,
+            bounds=_FAST,
             registry=registry,
         )
         self.repairs = Counter(
@@ -104,11 +98,10 @@ class Metrics:
         self.loop_lag = Histogram(
             "lazydecode_event_loop_lag_seconds",
             "How late a timer of the event loop fires",
-            buckets=_LAG,
+            bounds=_LAG,
             registry=registry,
         )
         self._gauges: dict[str, Gauge] = {}
-        self._children: dict[tuple[int | str, ...], Counter | Histogram] = {}
         self.last_lag_s = 0.0
         """The latest sample of the event loop's lag."""
 
@@ -124,31 +117,24 @@ class Metrics:
     def observe_timeline(self, timeline: Timeline) -> None:
         """Count what one request did."""
         if timeline.fallback:
-            self.fallbacks.inc()
+            self.fallbacks.add(1)
         for stage, seconds in timeline.seconds.items():
-            self._child(self.stages, stage).observe(seconds)
+            self.stages.observe(seconds, stage)
         for item in timeline.items:
+            modality = item.modality
             outcome = "uncached" if item.hit is None else "hit" if item.hit else "miss"
-            self._child(self.items, item.modality, outcome).inc()
+            self.items.add(1, modality, outcome)
             if item.num_bytes:
-                self._child(self.media_bytes, item.modality).inc(item.num_bytes)
+                self.media_bytes.add(item.num_bytes, modality)
             if "decode" in item.seconds and not item.shared:
-                self._child(self.decodes, item.modality).inc()
+                self.decodes.add(1, modality)
             for stage, seconds in item.seconds.items():
-                self._child(self.item_stages, item.modality, stage).observe(seconds)
+                self.item_stages.observe(seconds, modality, stage)
 
     def observe_request(self, route: str, status: int, seconds: float) -> None:
         """Count one answered request."""
-        self._child(self.requests, route, str(status)).inc()
-        self._child(self.latency, route).observe(seconds)
-
-    def _child(self, metric: _M, *labels: str) -> _M:
-        """Return the metric of these labels, found once: the library's own way takes a lock."""
-        key: tuple[int | str, ...] = (id(metric), *labels)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = metric.labels(*labels)
-        return cast("_M", child)
+        self.requests.add(1, route, str(status))
+        self.latency.observe(seconds, route)
 
     async def watch_loop(self) -> None:
         """Sample the event loop's lag until cancelled."""

@@ -44,7 +44,7 @@ async def render_answer(
         render_request(parsed, request_id), timeline=timeline, hold=parsed.hold
     ) as rendered:
         prompt = await rendered.render(with_payload=with_payload)
-    context.metrics.prompt_tokens.inc(len(prompt["prompt_token_ids"]))
+    context.metrics.prompt_tokens.add(len(prompt["prompt_token_ids"]))
     fields = {
         "request_id": request_id,
         "model": request.model or context.model_names[0],

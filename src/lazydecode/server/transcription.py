@@ -216,7 +216,7 @@ class Transcription:
                 return
         self.done_s += piece.stop_s - piece.start_s
         queue.put_nowait(None)
-        self._context.metrics.transcribed_seconds.inc(piece.stop_s - piece.start_s)
+        self._context.metrics.transcribed_seconds.add(piece.stop_s - piece.start_s)
         logger.info(
             "request %s: piece %d of %d (%.1f s to %.1f s) took %.1f s",
             self._request_id, piece.index + 1, len(self._pieces), piece.start_s, piece.stop_s,
@@ -247,8 +247,8 @@ class Transcription:
                     if "decode" in item.seconds:
                         item.seconds["cut"] = item.seconds.pop("decode")
             self._timeline.add_piece(piece.index, timeline)
-            context.metrics.prompt_tokens.inc(rendered.num_prompt_tokens)
-            context.metrics.answer_tokens.inc(generation.num_tokens)
+            context.metrics.prompt_tokens.add(rendered.num_prompt_tokens)
+            context.metrics.answer_tokens.add(generation.num_tokens)
 
     def _job(self, piece: Piece, prompt: str | list[int], name: str) -> Job:
         """Return one piece as a request of its own; to be released."""

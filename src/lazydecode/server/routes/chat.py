@@ -154,8 +154,8 @@ class _Answer:
             self._exchange.timeline.add(
                 "engine", max(0.0, time.perf_counter() - started - rendering)
             )
-            metrics.prompt_tokens.inc(rendered.num_prompt_tokens)
-            metrics.answer_tokens.inc(generation.num_tokens)
+            metrics.prompt_tokens.add(rendered.num_prompt_tokens)
+            metrics.answer_tokens.add(generation.num_tokens)
 
     def _headers(self) -> dict[str, str]:
         if not self._wants_timeline:
