@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+import numpy as np
+
 MARK_START: Final = "\U000f0000"
 MARK_END: Final = "\U000f0001"
 """The same two characters as transformers uses, so that its own code skips what we marked."""
@@ -21,6 +23,7 @@ _CODE = re.compile(f"{MARK_START}([0-9]+){MARK_END}")
 _LONE = re.compile(f"[{MARK_START}{MARK_END}]")
 _NAMING_KEYS: Final = frozenset({"role", "type"})
 """Keys whose values templates compare with: a word there is left alone."""
+_NUMBERS: Final = (bool, int, float)
 
 
 def leftmost_longest(spellings: Iterable[str]) -> re.Pattern[str]:
@@ -42,6 +45,7 @@ class TextMarker:
         self._spelling = leftmost_longest(self.control_tokens)
         self._wrapped = re.compile(f"{MARK_START}({self._spelling.pattern}){MARK_END}")
         self._beginnings = frozenset(t[:n] for t in self.control_tokens for n in range(1, len(t)))
+        self._last_of_beginnings = frozenset(beginning[-1] for beginning in self._beginnings)
         self._longest = max(map(len, self._beginnings), default=0)
         self._break = f"{MARK_START}{len(self.control_tokens)}{MARK_END}"
 
@@ -52,22 +56,30 @@ class TextMarker:
         client's; a word (`role`, `image`) stays as it is where it is a key, a role or a type,
         since templates look for it there, and no control token is a plain word. Marks that are
         already in a string are dropped, so that nobody can forge one.
+
+        The copy has nothing but JSON's types in it, so that no template can call what an object
+        of another class can do.
         """
         if isinstance(value, str):
-            if MARK_START in value or MARK_END in value:
-                value = _LONE.sub("", value)
-            marked = self._spelling.sub(f"{MARK_START}\\g<0>{MARK_END}", value)
+            text = value if type(value) is str else str.__str__(value)
+            if MARK_START in text or MARK_END in text:
+                text = _LONE.sub("", text)
+            marked = text
+            if self._spelling.search(text):
+                marked = self._spelling.sub(f"{MARK_START}\\g<0>{MARK_END}", text)
             # Two parts of one message must not spell together what neither spells alone.
-            return f"{marked}{MARK_START}" if self._ends_in_beginning(value) else marked
-        if isinstance(value, Mapping):
+            return f"{marked}{MARK_START}" if self._ends_in_beginning(text) else marked
+        if isinstance(value, (list, tuple)):
+            return [self.mark(item) for item in value]
+        # A dict, as nearly always, is found to be one without asking the abstract class.
+        if isinstance(value, (dict, Mapping)):
             return {
-                _word(key) or self.mark(key): (key in _NAMING_KEYS and _word(item))
-                or self.mark(item)
+                key if _is_word(key) else self.mark(key): item
+                if key in _NAMING_KEYS and _is_word(item)
+                else self.mark(item)
                 for key, item in value.items()
             }
-        if isinstance(value, list | tuple):
-            return [self.mark(item) for item in value]
-        return value
+        return value if value is None or type(value) in _NUMBERS else _plain(value)
 
     def seal(self, rendered: str) -> str:
         """Replace every wrapped spelling of a rendered template by its code.
@@ -103,13 +115,25 @@ class TextMarker:
 
     def _ends_in_beginning(self, text: str) -> bool:
         """Whether `text` ends in the beginning of a control token."""
+        if text[-1:] not in self._last_of_beginnings:
+            return False
         longest = min(self._longest, len(text))
         return any(text[-n:] in self._beginnings for n in range(1, longest + 1))
 
 
-def _word(value: Any) -> str | None:
-    """Return `value` if it is a plain word: letters, digits and underscores; else None."""
-    return value if isinstance(value, str) and value.isidentifier() else None
+def _is_word(value: Any) -> bool:
+    """Whether `value` is a plain word: letters, digits and underscores."""
+    return type(value) is str and value.isidentifier()
+
+
+def _plain(value: Any) -> Any:
+    """Return an object as templates see it: a number, or no more than the name of its class."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    for kind in _NUMBERS:
+        if isinstance(value, kind):
+            return kind(value)
+    return f"<{type(value).__name__}>"
 
 
 def has_marks(sealed: str) -> bool:

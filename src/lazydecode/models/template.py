@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.media.faults import describe
+from lazydecode.models.jinja import render_template
 from lazydecode.models.marks import TextMarker
 
 Message = Mapping[str, Any]
@@ -38,8 +39,6 @@ class RenderedPrompt:
 
     text: str
     """What the template wrote; control tokens that the conversation spells are codes in it."""
-    num_placeholders: dict[str, int] = field(default_factory=dict)
-    """Media parts per modality in the messages that were rendered."""
     token_ids: list[int] | None = None
     """The prompt as token ids, of a model whose prompts are not written as text; else None."""
 
@@ -47,11 +46,6 @@ class RenderedPrompt:
     def prompt(self) -> str | list[int]:
         """What is processed: the text, or token ids with a placeholder per media item."""
         return self.text if self.token_ids is None else self.token_ids
-
-    @property
-    def num_items(self) -> int:
-        """Media parts of all modalities."""
-        return sum(self.num_placeholders.values())
 
 
 class Chat(Protocol):
@@ -106,7 +100,7 @@ class ChatTemplate:
         self.marker = marker
         self._processor = processor
         self._of_class: frozenset[str] = frozenset()
-        self._special_tokens = dict(special_tokens)
+        self._special_tokens = TextMarker(()).mark(special_tokens)  # of plain types, and no more
         self._takes_text: dict[tuple[str, bool], bool] = {}
         for role in ("system", "user", "assistant", "tool"):
             for as_parts in (False, True):
@@ -140,8 +134,7 @@ class ChatTemplate:
                 "add_generation_prompt and continue_final_message exclude each other"
             )
         shaped = [self._shape(message) for message in messages]
-        options = dict(chat_template_kwargs or {})
-        for name in _NOT_VARIABLES.intersection(options):
+        for name in _NOT_VARIABLES.intersection(chat_template_kwargs or ()):
             raise ValidationError(
                 f"chat_template_kwargs cannot set {name!r}"
                 + ("; it is a field of the request" if name in _REQUEST_FIELDS else ""),
@@ -151,11 +144,11 @@ class ChatTemplate:
             self.marker.mark(shaped),
             tools=self.marker.mark(list(tools)) if tools else None,
             documents=self.marker.mark(list(documents)) if documents else None,
-            options=self.marker.mark(options),
+            options=self.marker.mark(chat_template_kwargs) if chat_template_kwargs else None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
         )
-        return RenderedPrompt(self.marker.seal(text), count_parts(messages))
+        return RenderedPrompt(self.marker.seal(text))
 
     def render_items(self, modalities: Sequence[str]) -> str:
         """Return the prompt of one user message that holds these items and no text."""
@@ -171,8 +164,6 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> str:
-        from transformers.utils.chat_template_utils import render_jinja_template
-
         try:
             if self._of_class and not self._of_class.isdisjoint(count_parts(messages)):
                 return self._run_class(
@@ -183,21 +174,20 @@ class ChatTemplate:
                     continue_final_message=continue_final_message,
                     **(options or {}),
                 )
-            rendered, _ = render_jinja_template(
-                conversations=[messages],
+            return render_template(
+                self.template,
+                messages,
                 tools=tools,
                 documents=documents,
-                chat_template=self.template,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **{**self._special_tokens, **(options or {})},
+                variables={**self._special_tokens, **options} if options else self._special_tokens,
             )
         except Exception as exc:
             # A template is a program of the model's; whatever it raises is about these messages.
             raise InvalidRequestError(
                 f"the chat template refuses the messages: {describe(exc)}"
             ) from exc
-        return str(rendered[0])
 
     def _run_class(self, messages: Any, **options: Any) -> str:
         """Render by the class's own method, on a copy: some keep something between calls."""
@@ -243,8 +233,9 @@ class ChatTemplate:
                 return message
             return {**message, "content": [{"type": "text", "text": content}]}
         if isinstance(content, list | tuple):
-            only_text = all(_kind(part) == "text" for part in content)
-            if not only_text or self._shows(role, True) or not self._shows(role, False):
+            if self._shows(role, True) or not self._shows(role, False):
+                return message
+            if any(_kind(part) != "text" for part in content):
                 return message
             return {
                 **message,

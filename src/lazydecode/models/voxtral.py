@@ -27,7 +27,7 @@ from lazydecode.models.processor_call import Media, ProcessorCall, ProcessorOutp
 from lazydecode.models.proof import TextRule
 from lazydecode.models.proving import Prover, Trial
 from lazydecode.models.speech import LanguageProbe, SpeechRequest
-from lazydecode.models.template import Message, RenderedPrompt, count_parts
+from lazydecode.models.template import Message, RenderedPrompt
 from lazydecode.models.torch_threads import one_torch_thread
 
 PROCESSOR_CLASS: Final = "VoxtralProcessor"
@@ -81,7 +81,7 @@ class VoxtralChat:
                 f"the model's tokenizer refuses the messages: {describe(exc)}"
             ) from exc
         text = self._library.decode(ids, special_token_policy=SpecialTokenPolicy.KEEP)
-        return RenderedPrompt(text, count_parts(messages), ids)
+        return RenderedPrompt(text, ids)
 
     def render_items(self, modalities: Sequence[str]) -> str:
         """Return what stands for recordings, without any turn around them."""
