@@ -5,6 +5,7 @@ torch appears in annotations only, so that `lazydecode.media` users can import t
 
 from __future__ import annotations
 
+import dataclasses
 from collections import UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -113,6 +114,13 @@ class MultiModalFieldElem:
 
     data: NestedTensors
     field: ItemField
+    _numbers: Any = dataclasses.field(default=None, init=False, repr=False, compare=False)
+
+    def numbers(self) -> Any:
+        """Return `data` as numbers and nested lists of them, for reading only; made once."""
+        if self._numbers is None:
+            object.__setattr__(self, "_numbers", _as_numbers(self.data))
+        return self._numbers
 
 
 class MultiModalKwargsItem(UserDict[str, MultiModalFieldElem]):
@@ -132,6 +140,12 @@ class MultiModalKwargsItem(UserDict[str, MultiModalFieldElem]):
 
     def __repr__(self) -> str:
         return f"<MultiModalKwargsItem {sorted(self)}, {self.nbytes} bytes>"
+
+
+def _as_numbers(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_as_numbers(part) for part in value]
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def nested_nbytes(value: NestedTensors) -> int:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lazydecode.engine.protocol import SamplingParams
-from lazydecode.engine.wire import decode_item
+from lazydecode.engine.wire import decode_item, small_numbers
 from lazydecode.inputs import (
     BatchedField,
     FlatField,
@@ -143,6 +143,17 @@ def test_a_packed_answer_says_what_the_json_says(num_rows: int, payload: Payload
                 for item in items["image"]
             ]
     assert answer == told
+
+
+def test_numbers_of_an_item_are_read_from_its_tensors_once() -> None:
+    pixels = MultiModalFieldElem(torch.zeros(2), FlatField())
+    grid = MultiModalFieldElem(torch.tensor([[1, 4, 6]]), BatchedField(keep_on_cpu=True))
+    sizes = MultiModalFieldElem([torch.tensor(0.5), [3]], BatchedField(keep_on_cpu=True))
+    item = MultiModalKwargsItem({"pixels": pixels, "grid": grid, "sizes": sizes})
+    numbers = small_numbers(item)
+    assert numbers == {"grid": [[1, 4, 6]], "sizes": [0.5, [3]]}
+    again = small_numbers(MultiModalKwargsItem({"grid": grid}))
+    assert again["grid"] is numbers["grid"]
 
 
 def test_pieces_of_a_packed_answer_do_not_refer_to_the_tensors() -> None:

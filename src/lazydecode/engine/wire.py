@@ -94,15 +94,7 @@ def encode_metadata(
 
 def small_numbers(item: MultiModalKwargsItem) -> dict[str, Any]:
     """Return the small part of an item as numbers and nested lists of them, by field."""
-    return {name: _numbers(elem.data) for name, elem in item.items() if elem.field.keep_on_cpu}
-
-
-def _numbers(data: Any) -> Any:
-    if isinstance(data, torch.Tensor):
-        return data.tolist()
-    if isinstance(data, list | tuple):
-        return [_numbers(part) for part in data]
-    return data
+    return {name: elem.numbers() for name, elem in item.items() if elem.field.keep_on_cpu}
 
 
 def decode_item(data: bytes | bytearray | memoryview) -> MultiModalKwargsItem:

@@ -135,42 +135,57 @@ def build_answer(
 
     Args:
         prompt: What was rendered.
-        fields: Further fields of the answer.
+        fields: `request_id` and `model`, then further fields of the answer.
         sampling: Becomes `sampling_params`.
         payload: What of each item is in it.
         dtype: The model's dtype, to which floating-point tensors are cast.
         timeline: Is added if given.
         packed: Whether it is MessagePack instead of JSON.
     """
-    head: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "request_id": fields["request_id"],
         "model": fields["model"],
         "token_ids": prompt["prompt_token_ids"],
-    }
-    tail: dict[str, Any] = {
-        "sampling_params": msgspec.to_builtins(sampling, str_keys=True),
-        **{name: value for name, value in fields.items() if name not in head},
+        "features": None,
+        "sampling_params": msgspec.to_builtins(sampling, str_keys=True) if packed else sampling,
+        **fields,
     }
     if timeline is not None:
-        tail["timeline"] = timeline.to_dict()
+        answer["timeline"] = timeline.to_dict()
     if packed:
-        return AnswerBody(_packed(prompt, head, tail, payload=payload, dtype=dtype), MESSAGE_PACK)
-    parts: list[bytes | Base64Text] = [msgspec.json.encode(head)[:-1] + b',"features":']
-    if prompt["mm_hashes"]:
-        parts += _features(prompt, payload=payload, dtype=dtype)
-    else:
-        parts.append(b"null")
-    parts.append(b"," + msgspec.json.encode(tail)[1:])
-    return AnswerBody(parts)
+        packed_parts = list(_packed(prompt, answer, payload=payload, dtype=dtype))
+        return AnswerBody(packed_parts, MESSAGE_PACK)
+    if payload == "none" or not prompt["mm_hashes"]:
+        if prompt["mm_hashes"]:
+            answer["features"] = _numbers(prompt)
+        return AnswerBody([msgspec.json.encode(answer)])
+    parts: list[bytes | Base64Text] = []
+    for name, value in answer.items():
+        parts.append((b"," if parts else b"{") + msgspec.json.encode(name) + b":")
+        if name == "features":
+            parts += _features(prompt, payload=payload, dtype=dtype)
+        else:
+            parts.append(msgspec.json.encode(value))
+    return AnswerBody([*parts, b"}"])
+
+
+def _numbers(prompt: MultiModalInput) -> dict[str, Any]:
+    """Return the features of an answer without tensors."""
+    return {
+        **_places(prompt),
+        "kwargs_data": None,
+        "mm_metadata": None,
+        "mm_grids": {
+            modality: [{} if item is None else small_numbers(item) for item in items]
+            for modality, items in prompt["mm_kwargs"].items()
+        },
+    }
 
 
 def _features(
     prompt: MultiModalInput, *, payload: Payload, dtype: torch.dtype | None
 ) -> list[bytes | Base64Text]:
     parts: list[bytes | Base64Text] = [msgspec.json.encode(_places(prompt))[:-1]]
-    if payload == "none":
-        parts.append(b',"kwargs_data":null,"mm_metadata":null,"mm_grids":')
-        return [*parts, msgspec.json.encode(_grids(prompt)), b"}"]
     if payload == "metadata":
         return [*parts, b',"kwargs_data":null,"mm_metadata":', _all_metadata(prompt, dtype), b"}"]
     parts.append(b',"kwargs_data":{')
@@ -190,35 +205,39 @@ def _features(
 
 def _packed(
     prompt: MultiModalInput,
-    head: Mapping[str, Any],
-    tail: Mapping[str, Any],
+    answer: Mapping[str, Any],
     *,
     payload: Payload,
     dtype: torch.dtype | None,
-) -> list[bytes | RawChunks]:
+) -> Iterator[bytes | RawChunks]:
     encode = msgspec.msgpack.encode
-    features = {"kwargs_data": None, "mm_metadata": None, **_places(prompt)}
+    yield map_header(len(answer))
+    for name, value in answer.items():
+        yield encode(name)
+        if name == "features" and prompt["mm_hashes"]:
+            yield from _packed_features(prompt, payload=payload, dtype=dtype)
+        else:
+            yield encode(value)
+
+
+def _packed_features(
+    prompt: MultiModalInput, *, payload: Payload, dtype: torch.dtype | None
+) -> Iterator[bytes | RawChunks]:
     if payload == "none":
-        features["mm_grids"] = _grids(prompt)
-    parts: list[bytes | RawChunks] = [map_header(len(head) + 1 + len(tail))]
-    parts += [encode(part) for entry in head.items() for part in entry]
-    parts.append(encode("features"))
-    if not prompt["mm_hashes"]:
-        parts.append(encode(None))
-    else:
-        parts.append(map_header(len(features)))
-        items = prompt["mm_kwargs"]
-        for name, value in features.items():
-            parts.append(encode(name))
-            if name == "kwargs_data" and payload == "tensors":
-                parts += _packed_items(items, lambda item: item_chunks(item, dtype=dtype))
-            elif name == "mm_metadata" and payload != "none":
-                small = {m: group for m, group in items.items() if any(map(_is_small, group))}
-                parts += _packed_items(small, lambda item: _small_chunks(item, dtype))
-            else:
-                parts.append(encode(value))
-    parts += [encode(part) for entry in tail.items() for part in entry]
-    return parts
+        yield msgspec.msgpack.encode(_numbers(prompt))
+        return
+    features = {**_places(prompt), "kwargs_data": None, "mm_metadata": None}
+    items = prompt["mm_kwargs"]
+    yield map_header(len(features))
+    for name, value in features.items():
+        yield msgspec.msgpack.encode(name)
+        if name == "kwargs_data" and payload == "tensors":
+            yield from _packed_items(items, lambda item: item_chunks(item, dtype=dtype))
+        elif name == "mm_metadata":
+            small = {m: group for m, group in items.items() if any(map(_is_small, group))}
+            yield from _packed_items(small, lambda item: _small_chunks(item, dtype))
+        else:
+            yield msgspec.msgpack.encode(value)
 
 
 def _packed_items(
@@ -264,14 +283,6 @@ def _all_metadata(prompt: MultiModalInput, dtype: torch.dtype | None) -> bytes:
 def _metadata(item: MultiModalKwargsItem | None, dtype: torch.dtype | None) -> str | None:
     small = None if item is None else encode_metadata(item, dtype=dtype)
     return None if small is None else pybase64.b64encode_as_string(small)
-
-
-def _grids(prompt: MultiModalInput) -> dict[str, list[dict[str, Any]]]:
-    """Return modality -> per item its small tensors as numbers, by name."""
-    return {
-        modality: [{} if item is None else small_numbers(item) for item in items]
-        for modality, items in prompt["mm_kwargs"].items()
-    }
 
 
 def _range(place: PlaceholderRange) -> dict[str, Any]:

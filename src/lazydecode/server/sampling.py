@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from lazydecode.engine.protocol import SamplingParams
 from lazydecode.server.protocol import ChatCompletionRequest
 
-_SAME_NAME = (
+_SAME_NAME: Final = (
     "min_tokens",
     "temperature",
     "top_p",
@@ -20,6 +22,15 @@ _SAME_NAME = (
     "seed",
     "ignore_eos",
 )
+_OTHERS: Final = (
+    "max_tokens",
+    "max_completion_tokens",
+    "stop_token_ids",
+    "logit_bias",
+    "logprobs",
+)
+_read: Final = operator.attrgetter(*_SAME_NAME, *_OTHERS)
+_NONE_GIVEN: Final = (None,) * (len(_SAME_NAME) + len(_OTHERS))
 
 
 def build_sampling(request: ChatCompletionRequest, defaults: Mapping[str, float]) -> SamplingParams:
@@ -28,6 +39,8 @@ def build_sampling(request: ChatCompletionRequest, defaults: Mapping[str, float]
     Raises:
         ValidationError: If a value is out of range.
     """
+    if _read(request) == _NONE_GIVEN:  # as most requests that are rendered only
+        return _recommended(tuple(defaults.items()))
     fields: dict[str, Any] = dict(defaults)
     for name in _SAME_NAME:
         value = getattr(request, name)
@@ -40,3 +53,8 @@ def build_sampling(request: ChatCompletionRequest, defaults: Mapping[str, float]
     if request.logprobs:
         fields["logprobs"] = request.top_logprobs or 0
     return SamplingParams(max_tokens=request.answer_tokens, **fields)
+
+
+@lru_cache(maxsize=16)
+def _recommended(defaults: tuple[tuple[str, float], ...]) -> SamplingParams:
+    return SamplingParams(**dict(defaults))  # type: ignore[arg-type]  # names that it has
