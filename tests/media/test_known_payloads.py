@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import mmap
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,13 +18,15 @@ from hypothesis import strategies as st
 
 from lazydecode.errors import MediaTooLargeError, PayloadChangedError, UnprocessableMediaError
 from lazydecode.limits import DecodeLimits, DownloadCacheLimits, FetchLimits, FetchPolicy
-from lazydecode.media import download_cache, local_files
+from lazydecode.media import connector as connector_module
+from lazydecode.media import download_cache, local_files, payloads
 from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.connector import MediaConnector
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.known_payloads import KnownPayloads
+from lazydecode.media.urls import FileURL
 from lazydecode.media.video import VideoMediaIO
 from tests.builders import make_exif, make_jpeg, make_png, make_wav
 from tests.builders_video import make_mp4
@@ -129,6 +133,66 @@ def test_a_known_file_is_not_read_and_is_all_that_its_bytes_are(
         assert later.header == truth.header
         assert not later.is_loaded
     assert reads.count == 2
+
+
+def test_a_known_file_meets_no_thread_and_a_change_is_seen(
+    reads: Reads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "file", make_png())
+    asked: list[str] = []
+    refs_from_file = connector_module.refs_from_file
+
+    def on_thread(*args: Any) -> list[MediaRef[Any]]:
+        asked.append(threading.current_thread().name)
+        return refs_from_file(*args)
+
+    monkeypatch.setattr(connector_module, "refs_from_file", on_thread)
+    with MediaConnector(allowed_local_media_path=tmp_path) as connector:
+        first = fetch(connector, path)
+        assert connector._local_files is not None
+        if connector._local_files.look(FileURL(str(path))) is None:
+            pytest.skip("the file system of temporary files may have to wait")
+        assert fetch(connector, path).key == first.key
+        assert len(asked) == 1
+        small = DecodeLimits(max_image_pixels=1)
+        for _ in range(2):  # a decoder that was not asked before
+            with pytest.raises(MediaTooLargeError):
+                fetch(connector, path, ImageMediaIO(limits=small))
+        path.write_bytes(make_png() + b"new")
+        assert fetch(connector, path).key != first.key
+        assert len(asked) == 4
+        settle()
+        fetch(connector, path)
+        assert not fetch(connector, path).is_loaded
+        assert len(asked) == 5
+        path.unlink()
+        with pytest.raises(UnprocessableMediaError, match="does not exist"):
+            fetch(connector, path)
+    assert all(name.startswith("lazydecode-media") for name in asked)
+    assert reads.count == 5
+
+
+async def test_of_many_known_files_few_are_looked_at_in_one_iteration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, iteration = f"file://{write(tmp_path / 'file', make_png())}", 0
+    looks: Counter[int] = Counter()
+
+    def known_refs_from_file(*args: Any) -> Any:
+        looks[iteration] += 1
+        return payloads.known_refs_from_file(*args)
+
+    async with MediaConnector(allowed_local_media_path=tmp_path) as connector:
+        key = (await connector.load_from_url_async(url, IMAGES)).key
+        monkeypatch.setattr(connector_module, "known_refs_from_file", known_refs_from_file)
+        fetches = [connector.load_from_url_async(url, IMAGES) for _ in range(100)]
+        tasks = [asyncio.create_task(one) for one in fetches]
+        while not all(task.done() for task in tasks):
+            iteration += 1
+            await asyncio.sleep(0)
+    assert {task.result().key for task in tasks} == {key}
+    assert looks.total() == 100
+    assert max(looks.values()) <= payloads.QUICK_CHARS // payloads.LOOK_CHARS
 
 
 def test_other_options_read_once_more(

@@ -199,6 +199,16 @@ def test_file_urls_are_percent_decoded(text: str, path: str) -> None:
     assert parse_url(text) == FileURL(path)
 
 
+@given(st.text(st.characters(codec="ascii", categories=("L", "N", "P", "S", "Zs")), max_size=40))
+def test_a_plain_file_url_has_the_path_that_it_has_percent_encoded(text: str) -> None:
+    plain = "".join(character for character in text if character not in "\\%?#").strip(" ")
+    encoded = "".join(f"%{ord(character):02X}" for character in plain)
+    for start in ("file:/", "file:///", "file://localhost/"):
+        if start == "file:/" and plain.startswith("/"):
+            continue  # there it would be a host
+        assert parse_url(start + plain) == parse_url(start + encoded) == FileURL(f"/{plain}")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -34,10 +34,12 @@ from lazydecode.media.http import HttpBody, HttpConnection, decode_content
 from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.payloads import (
+    LOOK_CHARS,
     MediaPayload,
     MediaURL,
     QuickTurns,
     build_refs,
+    known_refs_from_file,
     refs_at_once,
     refs_from_data,
     refs_from_file,
@@ -361,10 +363,7 @@ class MediaConnector:
             return await self._load_data(url, media_ios, max_bytes)
         text = as_text(url).strip(" ")
         if text[:5].lower() == "file:":
-            trace = current_trace()
-            return await self._run(
-                refs_from_file, self._local_files, self._known, text, media_ios, max_bytes, trace
-            )
+            return await self._load_file(text, media_ios, max_bytes)
         if self._download_cache is not None and len(self._known) and _is_http(text):
             known = await self._find_downloaded(self._download_cache, text, media_ios, max_bytes)
             if known is not None:
@@ -390,6 +389,22 @@ class MediaConnector:
             if refs is not None:
                 return refs
         return await self._run(refs_from_data, url, media_ios, max_bytes, trace)
+
+    async def _load_file(
+        self, url: str, media_ios: Sequence[MediaIO[Any]], max_bytes: int
+    ) -> list[MediaRef[Any]]:
+        """Return refs over a local file; one that is known meets no thread, where that can be."""
+        trace = current_trace()
+        if self._local_files is not None and len(self._known):
+            await self._here().turns.wait(LOOK_CHARS)
+            refs = known_refs_from_file(
+                self._local_files, self._known, url, media_ios, max_bytes, trace
+            )
+            if refs is not None:
+                return refs
+        return await self._run(
+            refs_from_file, self._local_files, self._known, url, media_ios, max_bytes, trace
+        )
 
     async def _find_downloaded(
         self, cache: DownloadCache, url: str, media_ios: Sequence[MediaIO[Any]], max_bytes: int

@@ -87,10 +87,15 @@ class KnownPayloads:
         scopes = [media_io.identity_scope() for media_io in media_ios]
         with self._lock:
             known = self._table.get(source)
-            if known is None or not all(scope in known.identities for scope in scopes):
+            if known is None:
                 return None
+            identities = []
+            for scope in scopes:
+                identity = known.identities.get(scope)
+                if identity is None:
+                    return None
+                identities.append(identity)
             self._table.move_to_end(source)
-            identities = [known.identities[scope] for scope in scopes]
         payload = LazyPayload(
             known.num_bytes, partial(self._read_again, source, known.content, read)
         )

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Self
 
 from lazydecode.errors import BlockedURLError, CorruptMediaError, UnprocessableMediaError
 from lazydecode.media.faults import shortage
+from lazydecode.media.file_look import FileLook
 from lazydecode.media.urls import FileURL
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -118,11 +119,27 @@ class LocalFiles:
         if not self._root.is_dir():
             raise ValueError(f"the folder of local media is not a folder: {root}")
         self._prefix = os.path.join(self._root, "")
+        self._look = FileLook()
 
     @property
     def root(self) -> Path:
         """The folder, with links resolved."""
         return self._root
+
+    def look(self, url: FileURL) -> FileState | None:
+        """Return the state of a file if that takes no waiting; for an event loop.
+
+        Whether it may be read is not looked at: taking that away changes the state, too.
+
+        Returns:
+            None: Its path is not plain, or it is not known without waiting; `open` has to see.
+        """
+        if self._plain_parts(url.path) is None:
+            return None
+        status = self._look(url.path)
+        if status is None or not stat.S_ISREG(status.st_mode):
+            return None
+        return FileState.of(status)
 
     def read(self, url: FileURL, check_size: Callable[[int], None]) -> bytes:
         """Return the content of a file.
@@ -161,6 +178,7 @@ class LocalFiles:
                 raise UnprocessableMediaError("the local file cannot be read") from None
             if not stat.S_ISREG(status.st_mode):
                 raise BlockedURLError("The file URL does not name a regular file.")
+            self._look.learn(descriptor, status.st_dev)
             return LocalFile(descriptor, status)
         except BaseException:
             os.close(descriptor)
@@ -171,15 +189,19 @@ class LocalFiles:
 
         None if it is not, or cannot be opened: `_open_resolved` says why.
         """
-        if not path.startswith(self._prefix):
-            return None
-        parts = path[len(self._prefix) :].split(os.sep)
-        if not _UNRESOLVED.isdisjoint(parts):
+        if (parts := self._plain_parts(path)) is None:
             return None
         try:
             return self._walk(parts)
         except (OSError, ValueError):
             return None
+
+    def _plain_parts(self, path: str) -> list[str] | None:
+        """Return the parts below the root of a path that text alone shows to lead there."""
+        if not path.startswith(self._prefix):
+            return None
+        parts = path[len(self._prefix) :].split(os.sep)
+        return parts if _UNRESOLVED.isdisjoint(parts) else None
 
     def _open_resolved(self, path: str) -> int:
         """Open what a path with links or dots leads to."""

@@ -8,7 +8,7 @@ payload, and made for media threads.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -44,6 +44,8 @@ _ITEM_CHARS: Final = 16 * 1024
 """Text that takes as long as the rest of what is done for a payload at once."""
 _PATIENT_CHARS: Final = 64 * 1024
 """Text up to which a payload waits for its turn; asking a thread takes as long."""
+LOOK_CHARS: Final = 64 * 1024
+"""Text that takes as long as a look at a known file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +202,9 @@ def refs_from_file(
         )
     parsed = parse_url(url)
     assert isinstance(parsed, FileURL)
-    check_size = partial(_check_size, media_ios=media_ios, max_bytes=max_bytes)
     with local_files.open(parsed) as file:
-        check_size(file.state.num_bytes)
-        read_again = partial(_read_file, local_files, parsed, check_size)
+        _check_size(file.state.num_bytes, media_ios, max_bytes)
+        read_again = partial(_read_file, local_files, parsed, media_ios, max_bytes)
         refs = known.find(file.state, media_ios, read_again)
         if refs is not None:
             fill_trace(trace, "file", refs[0].num_bytes, start, time.perf_counter())
@@ -218,9 +219,40 @@ def refs_from_file(
     return refs
 
 
+def known_refs_from_file(
+    local_files: LocalFiles,
+    known: KnownPayloads,
+    url: str,
+    media_ios: Sequence[MediaIO[Any]],
+    max_bytes: int,
+    trace: FetchTrace | None,
+) -> list[MediaRef[Any]] | None:
+    """Return what `refs_from_file` does, if the file is known and that is seen without waiting.
+
+    For an event loop. None: it is not, or wrong, and `refs_from_file` has to see to it.
+
+    Raises:
+        InvalidRequestError: If the URL is malformed.
+    """
+    start = time.perf_counter()
+    parsed = parse_url(url)
+    assert isinstance(parsed, FileURL)
+    state = local_files.look(parsed)
+    if state is None:
+        return None
+    read_again = partial(_read_file, local_files, parsed, media_ios, max_bytes)
+    refs = known.find(state, media_ios, read_again)
+    if refs is None:
+        return None
+    _check_size(state.num_bytes, media_ios, max_bytes)
+    fill_trace(trace, "file", state.num_bytes, start, time.perf_counter())
+    return refs
+
+
 def _read_file(
-    local_files: LocalFiles, url: FileURL, check_size: Callable[[int], None]
+    local_files: LocalFiles, url: FileURL, media_ios: Sequence[MediaIO[Any]], max_bytes: int
 ) -> tuple[bytes, PayloadDigest]:
+    check_size = partial(_check_size, media_ios=media_ios, max_bytes=max_bytes)
     data = local_files.read(url, check_size)
     return data, PayloadDigest(data)
 

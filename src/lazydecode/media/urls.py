@@ -327,6 +327,8 @@ def _parse_file(rest: str) -> FileURL:
         rest = slash + path
     if not rest.startswith("/"):
         _refuse("has no absolute path")
+    if "%" not in rest and rest.isascii():
+        return FileURL(rest)
     if _BARE_PERCENT.search(rest):
         _refuse("is percent-encoded wrongly")
     try:
