@@ -52,18 +52,44 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; every exception becomes an answer or a counted disconnect."""
-        exchange = Exchange(scope, receive, send)
-        exchange.on_complete(lambda: self._count(exchange))
+        exchange = Exchange(scope, receive, send, on_complete=self._count)
         try:
             await self._answer(exchange)
+        except (ClientDisconnect, OSError) as exc:
+            forget_frames(exc)
+            exchange.status = CLIENT_LEFT
+            logger.debug("request %s: the client went away", exchange.request_id)
         finally:
             exchange.complete()
 
+    async def _answer(self, exchange: Exchange) -> None:
+        context = self._context
+        try:
+            if self._needs_key:
+                exchange.check_key(context.settings.api_key)
+            if not self._limited:
+                await self._handler(context, exchange)
+                return
+            with context.queue:
+                exchange.is_admitted = True
+                await self._handler(context, exchange)
+        except ClientDisconnect:
+            raise
+        except asyncio.CancelledError:
+            # Only the server's end cancels a request as a whole. This task is the request's
+            # own: nobody waits for the cancellation, and the client waits for an answer.
+            await _answer_error(exchange, OverloadedError("the server is being stopped"))
+        except Exception as exc:  # Whatever it is, the client gets an answer.
+            await _answer_error(exchange, exc)
+
     def _count(self, exchange: Exchange) -> None:
-        # Of requests that left no status the client went away before its answer.
+        metrics = self._context.metrics
         seconds = time.perf_counter() - exchange.started
+        # Of requests that left no status the client went away before its answer.
         status = exchange.status or CLIENT_LEFT
-        self._context.metrics.observe_request(self._route, status, seconds)
+        metrics.observe_request(self._route, status, seconds)
+        if exchange.is_admitted:
+            metrics.observe_timeline(exchange.timeline)
         if self._limited:
             self._context.recent.add(
                 FinishedRequest(
@@ -77,33 +103,6 @@ class Endpoint:
                 status,
                 seconds * 1000,
             )
-
-    async def _answer(self, exchange: Exchange) -> None:
-        context = self._context
-        try:
-            try:
-                if self._needs_key:
-                    exchange.check_key(context.settings.api_key)
-                if not self._limited:
-                    await self._handler(context, exchange)
-                    return
-                with context.queue.enter():
-                    exchange.on_complete(
-                        lambda: context.metrics.observe_timeline(exchange.timeline)
-                    )
-                    await self._handler(context, exchange)
-            except ClientDisconnect:
-                raise
-            except asyncio.CancelledError:
-                # Only the server's end cancels a request as a whole. This task is the request's
-                # own: nobody waits for the cancellation, and the client waits for an answer.
-                await _answer_error(exchange, OverloadedError("the server is being stopped"))
-            except Exception as exc:  # Whatever it is, the client gets an answer.
-                await _answer_error(exchange, exc)
-        except (ClientDisconnect, OSError) as exc:
-            forget_frames(exc)
-            exchange.status = CLIENT_LEFT
-            logger.debug("request %s: the client went away", exchange.request_id)
 
 
 async def _answer_error(exchange: Exchange, exc: Exception) -> None:

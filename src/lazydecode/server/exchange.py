@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from lazydecode.errors import AuthenticationError
 from lazydecode.renderers.timeline import Timeline
@@ -31,13 +31,28 @@ _BATCH_BYTES: Final = 1024 * 1024
 
 def choose_request_id(given: str) -> str:
     """Return the client's id if it is a plain word (logs and headers show it), or a new one."""
-    return given if _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
+    return given if given and _REQUEST_ID.fullmatch(given) else os.urandom(16).hex()
 
 
 class Exchange:
-    """One request with its answer, for handlers; at most one answer is begun."""
+    """One request with its answer, for handlers; at most one answer is begun.
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    Args:
+        scope: The request's.
+        receive: The request's.
+        send: The request's.
+        on_complete: Called once: before the answer's last byte leaves, or by `complete`. A client
+            that has its whole answer then also finds it counted.
+    """
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        on_complete: Callable[[Exchange], object] | None = None,
+    ) -> None:
         self.scope = scope
         self.receive = receive
         self._send = send
@@ -49,21 +64,17 @@ class Exchange:
         self.started = time.perf_counter()
         self.status: int | None = None
         """Status of the answer, once it has begun."""
-        self._on_complete: list[Callable[[], None]] = []
+        self.is_admitted = False
+        """Whether it has had a place among the requests that run or wait."""
+        self._on_complete = on_complete
         self._left: int | None = None
         """Bytes of the answer's body that are not sent yet, where its length was stated."""
 
-    def on_complete(self, call: Callable[[], None]) -> None:
-        """Have `call` run once: before the answer's last byte leaves, or when `complete` is called.
-
-        A client that has its whole answer then also finds it counted.
-        """
-        self._on_complete.append(call)
-
     def complete(self) -> None:
-        """Run what waits for the end of the answer, unless it ran."""
-        while self._on_complete:
-            self._on_complete.pop(0)()
+        """Call what waits for the end of the answer, unless it was called."""
+        on_complete, self._on_complete = self._on_complete, None
+        if on_complete is not None:
+            on_complete(self)
 
     def header(self, name: str) -> str | None:
         """Value of a request header."""
@@ -116,9 +127,9 @@ class Exchange:
         headers: Mapping[str, str] | None = None,
     ) -> None:
         """Send a whole answer."""
-        fields = {"content-length": str(len(body)), **(headers or {})}
-        await self._start(status, content_type, fields)
-        await self._write(body, more=False)
+        await self._send(self._begin(status, content_type, len(body), headers))
+        self.complete()
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def answer_pieces(
         self,
@@ -133,8 +144,8 @@ class Exchange:
         if num_bytes <= _WRITE_BYTES:
             await self.answer(200, b"".join(pieces), content_type=content_type, headers=headers)
             return
-        fields = {"content-length": str(num_bytes), **(headers or {})}
-        await self._start(200, content_type, fields)
+        await self._send(self._begin(200, content_type, num_bytes, headers))
+        self._left = num_bytes
         loop = asyncio.get_running_loop()
         while batch := await loop.run_in_executor(executor, _take, pieces):
             for piece in batch:
@@ -161,9 +172,9 @@ class Exchange:
         async with aclosing(events):
             async for event in events:
                 if self.status is None:
-                    fields = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-                    await self._start(
-                        200, "text/event-stream; charset=utf-8", {**fields, **headers()}
+                    fields = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers()}
+                    await self._send(
+                        self._begin(200, "text/event-stream; charset=utf-8", None, fields)
                     )
                 await self._write(event, more=True)
         await self._write(b"", more=False)
@@ -173,23 +184,29 @@ class Exchange:
         await self._write(event, more=True)
         await self._write(b"", more=False)
 
-    async def _start(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+    def _begin(
+        self,
+        status: int,
+        content_type: str,
+        num_bytes: int | None,
+        headers: Mapping[str, str] | None,
+    ) -> Message:
+        """Return the message with which an answer begins; None as `num_bytes`: its end is seen."""
         if self.status is not None:
             raise RuntimeError("the answer has already begun")
         self.status = status
-        fields = {"content-type": content_type, "x-request-id": self.request_id, **headers}
-        if "content-length" in headers:
-            self._left = int(headers["content-length"])
-        await self._send(
-            {
-                "type": "http.response.start",
-                "status": status,
-                "headers": [
-                    (name.lower().encode("latin-1"), value.encode("latin-1"))
-                    for name, value in fields.items()
-                ],
-            }
-        )
+        fields = [
+            (b"content-type", content_type.encode("latin-1")),
+            (b"x-request-id", self.request_id.encode("latin-1")),
+        ]
+        if num_bytes is not None:
+            fields.append((b"content-length", b"%d" % num_bytes))
+        if headers:
+            fields += [
+                (name.lower().encode("latin-1"), value.encode("latin-1"))
+                for name, value in headers.items()
+            ]
+        return {"type": "http.response.start", "status": status, "headers": fields}
 
     async def _write(self, data: bytes, *, more: bool) -> None:
         if self._left is not None:

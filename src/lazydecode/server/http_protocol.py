@@ -89,17 +89,24 @@ class UncopiedBodies(HttpToolsProtocol):
             if self._is_last:
                 self.cycle.keep_alive = False
             self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
-            if any(name == b"content-length" for name, _ in self.headers):
-                straight: Any = StraightBody(self, self.cycle)  # uvicorn knows extensions of dicts
-                self.scope["extensions"] = {EXTENSION: straight}
+            for name, _ in self.headers:
+                if name == b"content-length":
+                    straight: Any = StraightBody(self, self.cycle)  # uvicorn knows those of dicts
+                    self.scope["extensions"] = {EXTENSION: straight}
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body from the parser."""
         self._brought_body = True
-        if not self.cycle.body:
-            # Empty bytes plus `body` are `body` itself, and so is a copy of bytes.
-            self.cycle.body = b""  # type: ignore[assignment]
-        super().on_body(body)
+        cycle: Any = self.cycle
+        if cycle.response_complete:
+            return
+        if not cycle.body:
+            cycle.body = body  # a copy of bytes, which uvicorn hands on, is those bytes
+        else:
+            if isinstance(cycle.body, bytes):
+                cycle.body = bytearray(cycle.body)
+            cycle.body += body
+        cycle.message_event.set()
 
     def shutdown(self) -> None:
         """End the connection with the answer that is due, of an idle one with the next request's.

@@ -185,6 +185,29 @@ class ChatCompletionRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=
 
 _DECODER: Final = msgspec.json.Decoder(ChatCompletionRequest)
 _ANY_DECODER: Final[msgspec.json.Decoder[Any]] = msgspec.json.Decoder()
+_NEED_NO_CHECK: Final = frozenset(
+    {
+        "messages",  # by `parse_messages`
+        "model",  # against the server's settings
+        "stream",
+        "mm_payload",
+        "timeline",
+        "add_generation_prompt",
+        "skip_mm_cache",
+        "ignore_eos",
+        "stop_token_ids",
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+    }
+)
+_CHECKED: Final = {
+    field.name: field.default
+    for field in msgspec.structs.fields(ChatCompletionRequest)
+    if field.name not in _NEED_NO_CHECK
+}
+_read_checked: Final = operator.attrgetter(*_CHECKED)
+_NONE_CHECKED: Final = tuple(_CHECKED.values())
 _read_neutral: Final = operator.attrgetter(*_NEUTRAL)
 _NONE_NEUTRAL: Final = (_RAW,) * len(_NEUTRAL)
 _read_ranged: Final = operator.attrgetter(*_RANGES)
@@ -229,12 +252,14 @@ def check_request(request: ChatCompletionRequest) -> None:
     Raises:
         ValidationError: It names the field and shows the value.
     """
+    # Nearly all requests give few of these: a comparison instead of a look at each.
+    if _read_checked(request) == _NONE_CHECKED:
+        return
     if bytes(memoryview(request.metadata)[:1]) not in (b"", b"{", b"n"):  # null
         raise InvalidRequestError("metadata: expected an object", parameter="metadata")
     request.metadata = _RAW  # or it would keep the body
     for name in _FREE_FORM:
         check_nesting(getattr(request, name), where=name)
-    # Nearly all requests give none of these: one comparison instead of a loop over each.
     if _read_neutral(request) != _NONE_NEUTRAL:
         for name, neutral in _NEUTRAL.items():
             _check_neutral(name, getattr(request, name), neutral)

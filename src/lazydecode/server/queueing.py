@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Final
 
 from lazydecode.errors import OverloadedError
@@ -13,6 +11,9 @@ _RETRY_AFTER_S: Final = 1.0
 
 class RequestQueue:
     """Counts the requests that run and those that wait. To be used on one event loop.
+
+    As a context it holds a place while the block runs; entering raises `OverloadedError` if all
+    places are taken.
 
     Args:
         max_running: Requests that an engine works on together.
@@ -24,20 +25,13 @@ class RequestQueue:
         self.num_inside = 0
         """Requests that were admitted and are not answered yet."""
 
-    @contextmanager
-    def enter(self) -> Iterator[None]:
-        """Hold a place while the block runs.
-
-        Raises:
-            OverloadedError: If all places are taken.
-        """
+    def __enter__(self) -> None:
         if self.num_inside >= self.capacity:
             raise OverloadedError(
                 f"{self.num_inside} requests are running or waiting already",
                 retry_after_s=_RETRY_AFTER_S,
             )
         self.num_inside += 1
-        try:
-            yield
-        finally:
-            self.num_inside -= 1
+
+    def __exit__(self, *_: object) -> None:
+        self.num_inside -= 1

@@ -77,6 +77,7 @@ async def serve(
             log_config=None,
             access_log=False,
             http=partial(UncopiedBodies, turns=ReadingTurns()),  # type: ignore[arg-type]  # makes one
+            ws="none",
             proxy_headers=False,  # nobody looks at a client's address
             loop="none",
             lifespan="off",

@@ -30,7 +30,7 @@ async def _answer(
         shows_timeline=shows_timeline,
         packed=wants_message_pack(exchange.header("accept")),
     )
-    headers = {"server-timing": exchange.timeline.server_timing()} if shows_timeline else {}
+    headers = {"server-timing": exchange.timeline.server_timing()} if shows_timeline else None
     await exchange.answer_pieces(
         body.pieces(),
         body.num_bytes,
@@ -42,7 +42,9 @@ async def _answer(
 
 def wants_message_pack(accept: str | None) -> bool:
     """Whether an `Accept` header names MessagePack; without a preference there is JSON."""
-    for entry in (accept or "").lower().split(","):
+    if accept is None:
+        return False
+    for entry in accept.lower().split(","):
         name, *parameters = (part.strip() for part in entry.split(";"))
         if name in (MESSAGE_PACK, "application/x-msgpack", "application/vnd.msgpack"):
             return not any(p.replace(" ", "").rstrip("0") in ("q=", "q=0.") for p in parameters)
