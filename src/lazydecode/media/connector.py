@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from lazydecode.errors import (
     BlockedURLError,
@@ -55,7 +55,6 @@ from lazydecode.media.urls import (
     parse_url,
     redact_url,
 )
-from lazydecode.on_error import OnError
 from lazydecode.plugins import contain, is_foreign
 
 __all__ = [
@@ -138,6 +137,7 @@ class MediaConnector:
         self._loops: dict[asyncio.AbstractEventLoop, _OnLoop] = {}
         self._portal = Portal(on_stop=self._close_loop)
         self._is_closed = False
+        self._is_foreign = is_foreign(type(self))
 
     @property
     def executor(self) -> MediaExecutor:
@@ -180,10 +180,14 @@ class MediaConnector:
         One download or read, one payload, one digest pass for both keys; the stricter of the
         decoders' caps and the video time-out apply.
         """
-        with self._naming("video", url), self.contained():
-            video, audio = await self._load_refs_async(
-                url, (video_io, audio_io), timeout_s=self.limits.video_timeout_s
-            )
+        try:
+            with self.contained():
+                video, audio = await self._load_refs(
+                    url, (video_io, audio_io), self.limits.video_timeout_s
+                )
+        except LazyDecodeError as exc:
+            _name("video", url, exc)
+            raise
         return video, audio
 
     def fetch_video_and_audio(
@@ -209,7 +213,9 @@ class MediaConnector:
             UnprocessableMediaError: If what it leads to cannot be used. A `ValueError`.
             FetchError: If the origin cannot be reached, fails, or is too slow.
         """
-        (ref,) = await self._load_refs_async(url, (media_io,), timeout_s=timeout_s)
+        if timeout_s is None:
+            timeout_s = self.limits.video_timeout_s
+        (ref,) = await self._load_refs(url, (media_io,), timeout_s)
         return ref
 
     def load_from_url(
@@ -318,30 +324,23 @@ class MediaConnector:
 
     def contained(self) -> AbstractContextManager[None]:
         """Let nothing but our errors out of the block, if this is a plug-in's class."""
-        if not is_foreign(type(self)):
-            return nullcontext()
+        if not self._is_foreign:
+            return _NOTHING
         return contain("media connector", self.name or type(self).__name__)
-
-    def _naming(self, modality: str, url: MediaURL) -> OnError:
-        """Name the modality and the URL, without its secrets, in errors that leave the block."""
-
-        def handle(exc: BaseException) -> None:
-            if isinstance(exc, LazyDecodeError):
-                exc.modality = exc.modality or modality
-                if exc.parameter is None:
-                    exc.parameter, exc.value = f"{modality}_url", redact_url(url)
-
-        return OnError(handle)
 
     # -- from URL to refs
 
     async def _fetch_one(
         self, modality: str, url: MediaURL, media_io: MediaIO[_T], timeout_s: float
     ) -> MediaRef[_T]:
-        with self._naming(modality, url), self.contained():
-            ref = await self.load_from_url_async(url, media_io, timeout_s=timeout_s)
-            if not isinstance(ref, MediaRef):
-                raise TypeError(f"load_from_url_async gave a {type(ref).__name__}")
+        try:
+            with self.contained():
+                ref = await self.load_from_url_async(url, media_io, timeout_s=timeout_s)
+                if not isinstance(ref, MediaRef):
+                    raise TypeError(f"load_from_url_async gave a {type(ref).__name__}")
+        except LazyDecodeError as exc:
+            _name(modality, url, exc)
+            raise
         return ref
 
     async def _fetch_payload(self, url: str, max_bytes: int, timeout_s: float) -> MediaPayload:
@@ -354,25 +353,31 @@ class MediaConnector:
             raise MediaTooLargeError(f"the media are larger than {max_bytes} bytes")
         return payload
 
-    async def _load_refs_async(
-        self, url: MediaURL, media_ios: Sequence[MediaIO[Any]], *, timeout_s: float | None
-    ) -> list[MediaRef[Any]]:
-        timeout_s = self.limits.video_timeout_s if timeout_s is None else timeout_s
+    def _load_refs(
+        self, url: MediaURL, media_ios: Sequence[MediaIO[Any]], timeout_s: float
+    ) -> Coroutine[Any, Any, list[MediaRef[Any]]]:
+        """Return a ref for each decoder over what `url` leads to."""
         max_bytes = strictest_max_bytes(self.limits, media_ios)
         if is_data_url(url):
-            return await self._load_data(url, media_ios, max_bytes)
+            return self._load_data(url, media_ios, max_bytes)
         text = as_text(url).strip(" ")
         if text[:5].lower() == "file:":
-            return await self._load_file(text, media_ios, max_bytes)
-        if self._download_cache is not None and len(self._known) and _is_http(text):
-            known = await self._find_downloaded(self._download_cache, text, media_ios, max_bytes)
+            return self._load_file(text, media_ios, max_bytes)
+        return self._load_remote(text, media_ios, max_bytes, timeout_s)
+
+    async def _load_remote(
+        self, url: str, media_ios: Sequence[MediaIO[Any]], max_bytes: int, timeout_s: float
+    ) -> list[MediaRef[Any]]:
+        """Return refs over what is neither in the request nor on this machine."""
+        if self._download_cache is not None and len(self._known) and _is_http(url):
+            known = await self._find_downloaded(self._download_cache, url, media_ios, max_bytes)
             if known is not None:
                 return known
         start = time.perf_counter()
-        payload = await self._fetch_payload(text, max_bytes, timeout_s)
+        payload = await self._fetch_payload(url, max_bytes, timeout_s)
         fetched = time.perf_counter()
         refs = await self._run(build_refs, payload, media_ios)
-        if self._download_cache is not None and _is_http(text):
+        if self._download_cache is not None and _is_http(url):
             self._known.learn(_download(payload.digest.content()), payload.digest, media_ios, refs)
         if trace := current_trace():
             fill_trace(trace, trace.source, len(payload.data), start, fetched)
@@ -470,6 +475,16 @@ class MediaConnector:
 
     def _cache_key(self, url: HttpURL) -> str:
         return f"{self._cache_scope} {url}"
+
+
+_NOTHING: Final = nullcontext()
+
+
+def _name(modality: str, url: MediaURL, exc: LazyDecodeError) -> None:
+    """Name the modality and the URL, without its secrets, in an error about one item."""
+    exc.modality = exc.modality or modality
+    if exc.parameter is None:
+        exc.parameter, exc.value = f"{modality}_url", redact_url(url)
 
 
 def _is_http(url: str) -> bool:

@@ -123,7 +123,7 @@ class FileURL:
 def is_data_url(url: str | bytes | memoryview) -> bool:
     """Whether `url` starts with `data:`, in any case."""
     head = url[:5]
-    return (head if isinstance(head, str) else bytes(head).decode("latin-1")).lower() == "data:"
+    return head.lower() == "data:" if isinstance(head, str) else bytes(head).lower() == b"data:"
 
 
 def redact_url(url: str | bytes | memoryview) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from lazydecode.errors import (
     InvalidRequestError,
@@ -124,10 +124,15 @@ class MediaFetcher:
         Raises:
             LazyDecodeError: The first failure in the order of `media`, with its item named.
         """
-        known = sum(_known_bytes(item) for item in media if item.of_video is None)
-        self._check_total(known, ((item, _known_bytes(item)) for item in media))
-        unknown = sum(1 for item in media if isinstance(item.source, str) and not item.is_held)
-        await hold.require(known + unknown * _GUESS_BYTES)
+        known = unknown = 0
+        for item in media:
+            if item.of_video is None:
+                known += _known_bytes(item)
+            if isinstance(item.source, str) and not item.is_held:
+                unknown += _GUESS_BYTES
+        if known > self._limits.max_encoded_bytes_per_request:
+            self._refuse(known, [(item, _known_bytes(item)) for item in media])
+        await hold.require(known + unknown)
         items = await self._fetch_each(media, decoders, timeline)
         try:
             total = self._check_totals(items)
@@ -159,7 +164,7 @@ class MediaFetcher:
             LazyDecodeError: The first failure, with its item named.
         """
         late = [item for item in items if item.is_left_out]
-        await hold.require(_payload_bytes(items) + len(late) * _GUESS_BYTES)
+        await hold.require(_payload_bytes(items)[1] + len(late) * _GUESS_BYTES)
         await self._replace(items, late, decoders, hold, timeline)
 
     async def fetch_changed(
@@ -277,25 +282,24 @@ class MediaFetcher:
 
     def _check_totals(self, items: Sequence[EncodedItem]) -> int:
         """Check the size of all payloads; return that of those in memory."""
-        sizes = ((item, item.ref.num_bytes) for item in items if item.ref is not None)
-        self._check_total(_payload_bytes(items, with_unread=True), sizes)
-        return _payload_bytes(items)
+        total, in_memory = _payload_bytes(items)
+        if total > self._limits.max_encoded_bytes_per_request:
+            self._refuse(total, [(item, item.ref.num_bytes) for item in items if item.ref])
+        return in_memory
 
-    def _check_total(
+    def _refuse(
         self, total: int, sizes: Iterable[tuple[MediaRequest | EncodedItem, int]]
-    ) -> None:
-        """Refuse a request of so many bytes; name the item, if one is too large by itself.
+    ) -> NoReturn:
+        """Refuse a request of too many bytes; name the item, if one is too large by itself.
 
         Args:
             total: Bytes of all items.
-            sizes: Each item's bytes; looked at only if they are too many.
+            sizes: Each item's bytes.
 
         Raises:
-            MediaTooLargeError: If they are more than the limit of a request.
+            MediaTooLargeError: Always.
         """
         limit = self._limits.max_encoded_bytes_per_request
-        if total <= limit:
-            return
         for item, size in sizes:
             if size > limit:
                 raise MediaTooLargeError(
@@ -307,14 +311,22 @@ class MediaFetcher:
             f"the request's media have {total} bytes in all; at most {limit} are allowed"
         )
 
-    async def _fetch_each(
+    def _fetch_each(
+        self,
+        media: Sequence[MediaRequest],
+        decoders: Mapping[str, MediaIO[Any]],
+        timeline: Timeline,
+    ) -> Coroutine[Any, Any, list[EncodedItem]]:
+        if len(media) == 1 or _are_at_hand(media):
+            return self._fetch_in_turn(media, decoders, timeline)
+        return self._fetch_together(media, decoders, timeline)
+
+    async def _fetch_together(
         self,
         media: Sequence[MediaRequest],
         decoders: Mapping[str, MediaIO[Any]],
         timeline: Timeline,
     ) -> list[EncodedItem]:
-        if len(media) == 1 or _are_at_hand(media):
-            return await self._fetch_in_turn(media, decoders, timeline)
         with_sound = {item.where for item in media if item.of_video is not None}
         tasks: dict[tuple[str, str], asyncio.Task[Fetched]] = {}
         waits: list[Coroutine[Any, Any, EncodedItem]] = []
@@ -369,25 +381,22 @@ class MediaFetcher:
     async def _fetch(
         self, item: MediaRequest, source: str | memoryview, media_ios: Sequence[MediaIO[Any]]
     ) -> Fetched:
+        """Bring one item, or one payload for a video and the sound in it."""
+        connector = self._connector
         with trace_fetch() as trace:
-            if len(media_ios) == 1:
-                return (await self._load(item, source, media_ios[0]),), trace
-            fetch = self._connector.fetch_video_and_audio_async
-            return await fetch(source, *media_ios), trace
-
-    async def _load(
-        self, item: MediaRequest, source: str | memoryview, media_io: MediaIO[Any]
-    ) -> MediaRef[Any]:
-        if item.media_type is not None:
-            data = source.encode() if isinstance(source, str) else source
-            return await self._connector.load_base64_async(item.media_type, data, media_io)
-        fetch = {
-            "image": self._connector.fetch_image_async,
-            "video": self._connector.fetch_video_async,
-            "audio": self._connector.fetch_audio_async,
-        }[item.modality]
-        ref: MediaRef[Any] = await fetch(source, media_io)
-        return ref
+            if len(media_ios) == 2:
+                return await connector.fetch_video_and_audio_async(source, *media_ios), trace
+            (media_io,) = media_ios
+            if item.media_type is not None:
+                data = source.encode() if isinstance(source, str) else source
+                ref = await connector.load_base64_async(item.media_type, data, media_io)
+            elif item.modality == "image":
+                ref = await connector.fetch_image_async(source, media_io)
+            elif item.modality == "video":
+                ref = await connector.fetch_video_async(source, media_io)
+            else:
+                ref = await connector.fetch_audio_async(source, media_io)
+            return (ref,), trace
 
 
 async def _wait_for_item(
@@ -436,17 +445,27 @@ def _release(items: Iterable[EncodedItem]) -> None:
         item.release()
 
 
-def _payload_bytes(items: Iterable[EncodedItem], *, with_unread: bool = False) -> int:
-    """Encoded bytes of all items in memory; a payload that several share exists once."""
-    refs = [item.ref for item in items if item.ref is not None]
-    sizes = {id(ref.payload): ref.num_bytes for ref in refs if with_unread or ref.is_loaded}
-    return sum(sizes.values())
+def _payload_bytes(items: Iterable[EncodedItem]) -> tuple[int, int]:
+    """Encoded bytes of all items, and of those in memory; a payload that several share exists
+    once."""
+    total = in_memory = 0
+    seen: set[int] = set()
+    for item in items:
+        if (ref := item.ref) is None or id(ref.payload) in seen:
+            continue
+        seen.add(id(ref.payload))
+        num_bytes = ref.num_bytes
+        total += num_bytes
+        if ref.is_loaded:
+            in_memory += num_bytes
+    return total, in_memory
 
 
 def _known_bytes(item: MediaRequest) -> int:
     """Encoded bytes of an item that came with the request; base64 is four thirds of them."""
-    if item.source is None:
+    source = item.source
+    if source is None:
         return 0
-    if isinstance(item.source, memoryview) or item.media_type is not None:
-        return len(item.source) * 3 // 4
-    return len(item.source) * 3 // 4 if item.source[:5].lower() == "data:" else 0
+    if isinstance(source, str) and item.media_type is None and source[:5].lower() != "data:":
+        return 0
+    return len(source) * 3 // 4
