@@ -1,7 +1,7 @@
 """Parsing a body without its base64: what is not looked at costs nothing.
 
 A JSON parser looks at every character of a string, 0.5 ms per MB with the interpreter's lock
-held. But a data URL's base64 ends at the next quotation mark, and finding that takes a fifth of it. So
+held. But a data URL's base64 ends at the next quotation mark, and finding that takes a fifth. So
 each long payload is replaced by a short word, the rest is parsed, and the words are replaced by
 views of what stood there.
 
