@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -51,6 +52,25 @@ async def test_each_body_is_sent_once_and_large_answers_are_read_to_their_end() 
     async with origin(answer) as url:
         assert await measure_rate(url, bodies, 3, headers={"x-key": "7"}) > 0
     assert sorted(seen) == list(range(7))
+
+
+async def test_a_rate_is_that_of_the_time_in_which_all_connections_are_busy() -> None:
+    # Two connections, whose first answers and last ones come late, and the others at once.
+    num_bodies = 40
+
+    def answer(head: bytes, body: bytes) -> list[bytes]:
+        if int(body) < 2 or int(body) >= num_bodies - 2:
+            time.sleep(0.5)
+        return [b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"]
+
+    bodies = [b"%d" % number for number in range(num_bodies)]
+    async with origin(answer) as url:
+        started = time.monotonic()
+        rate = await measure_rate(url, bodies, 2)
+        assert time.monotonic() - started > 1
+        # As many in a second as it took all would be 40 at most.
+        assert rate > num_bodies
+        assert await measure_rate(url, bodies[:4], 2) < 8
 
 
 @pytest.mark.parametrize(

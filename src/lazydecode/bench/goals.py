@@ -245,15 +245,16 @@ def _serve_goals(record: dict[str, Any]) -> Iterator[Goal]:
     scaling = record.get("scaling")
     if scaling and scaling["cores"] > 1 and scaling["ours"]["speedup"]:
         eager = scaling.get("eager", {}).get("speedup")
+        bare = scaling.get("floor", {}).get("speedup")
         speedup = scaling["ours"]["speedup"]
         yield Goal(
             5,
             f"misses on {scaling['cores']} cores against 1",
             "≥ 1.8x",
-            f"{scaling['cores']}.00x",
+            times(bare),
             times(eager),
             times(speedup),
-            "-",
+            times(speedup / bare if bare else None),
             speedup >= 1.8,
         )
 

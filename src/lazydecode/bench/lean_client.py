@@ -14,6 +14,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 _BUFFER_BYTES: Final = 256 * 1024
+_STEADY_ROUNDS: Final = 4
+"""Answers per connection from which on the first ones and the last ones are left out of a rate."""
 _HEAD_END: Final = b"\r\n\r\n"
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
@@ -24,9 +26,12 @@ async def measure_rate(
 ) -> float:
     """Send all `bodies` to `url`, `concurrency` at a time; return the answers per second.
 
+    That is the rate while as many are under way: without the first answers and the last, if there
+    are enough between them. In the beginning and at the end a server has too little to do.
+
     Args:
         url: Of plain http; its answers state their length.
-        bodies: JSON requests.
+        bodies: JSON requests, at least one.
         concurrency: Connections, each of which stays open.
         headers: Further ones of each request.
 
@@ -39,6 +44,7 @@ async def measure_rate(
     lines = [f"POST {parts.path or '/'} HTTP/1.1", *(f"{k}: {v}" for k, v in fields.items())]
     head = "\r\n".join(lines)
     waiting = iter(bodies)
+    answered: list[float] = []
     loop = asyncio.get_running_loop()
 
     async def work() -> None:
@@ -48,6 +54,7 @@ async def measure_rate(
                 transport.write(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n".encode())
                 transport.write(body)
                 await answers.next()
+                answered.append(time.perf_counter())
         finally:
             transport.close()
 
@@ -62,7 +69,10 @@ async def measure_rate(
         if failures is None:
             raise
         raise failures.exceptions[0] from None
-    return len(bodies) / (time.perf_counter() - started)
+    if len(answered) >= _STEADY_ROUNDS * concurrency:
+        first, last = concurrency - 1, len(answered) - concurrency - 1
+        return (last - first) / (answered[last] - answered[first])
+    return len(answered) / (answered[-1] - started)
 
 
 class _Answers(asyncio.BufferedProtocol):

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import statistics
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +14,10 @@ from typing import Any, Final
 import pybase64
 
 from lazydecode.bench.costs import costs_section
-from lazydecode.bench.lean_client import measure_rate
 from lazydecode.bench.load import HealthPoll, LoadResult, run_load
 from lazydecode.bench.measure import measure
 from lazydecode.bench.record import machine, new_record
+from lazydecode.bench.scaling import scaling_section
 from lazydecode.bench.scenarios import RENDER, Batch, MediaPool, Scenario, scenarios
 from lazydecode.bench.server_process import (
     MemoryWatch,
@@ -93,7 +91,14 @@ def run_serve(options: ServeOptions, progress: Progress = lambda _: None) -> dic
         ]
         record["costs"] = _costs(chosen, options, servers, progress)
         if options.scaling and options.model is not None and hasattr(os, "sched_setaffinity"):
-            record["scaling"] = _scaling(options, servers, progress)
+            record["scaling"] = scaling_section(
+                options.model,
+                servers,
+                requests=options.requests,
+                headers=options.headers,
+                progress=progress,
+                tiny=options.tiny,
+            )
     return record
 
 
@@ -246,45 +251,3 @@ def _identify_floor(media: Sequence[bytes]) -> float:
             hashlib.sha256(pybase64.b64decode(text, validate=True)).digest()
 
     return measure({"identify": identify}, rounds=7, max_s=2)["identify"].cpu_ms
-
-
-def _scaling(
-    options: ServeOptions, servers: dict[str, ServerUnderTest], progress: Progress
-) -> dict[str, Any]:
-    """Misses with each server on one core and on all, in turns; medians.
-
-    The client runs on the same cores: one that had the second core to itself while the server has
-    one, and shares it while the server has both, would make two cores look like less. Towards the
-    end of a turn cores run out of work, so that it is long.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    pool = MediaPool(tiny=options.tiny)
-    scenario = next(s for s in scenarios(pool, chat=False) if s.name == "unique-720p")
-    found: dict[str, Any] = {"cores": len(cores)}
-    for side, server in servers.items():
-        rates: dict[int, list[float]] = {1: [], len(cores): []}
-        client_ms: list[float] = []
-        turns, requests = (3, 1) if side == "eager" or options.tiny else (5, 4)
-        for turn in range(turns):
-            for count in rates:
-                progress(f"scaling, {side}: {count} core(s)")
-                seed = 5000 + 10 * turn + count
-                batch = scenario.build(max(2, requests * options.requests), seed)
-                server.set_cores(cores[:count])
-                os.sched_setaffinity(0, cores[:count])
-                url = server.url + scenario.route
-                client = time.process_time()
-                load = measure_rate(url, batch.bodies, 8, headers=options.headers)
-                try:
-                    rates[count].append(asyncio.run(load))
-                finally:
-                    os.sched_setaffinity(0, cores)
-                client_ms.append((time.process_time() - client) * 1e3 / len(batch.bodies))
-        server.set_cores(cores)
-        medians = {count: statistics.median(values) for count, values in rates.items()}
-        found[side] = {
-            "requests_per_s": {str(count): rate for count, rate in medians.items()},
-            "speedup": medians[len(cores)] / medians[1] if medians[1] else None,
-            "client_cpu_ms": statistics.median(client_ms),
-        }
-    return found
