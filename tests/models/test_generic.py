@@ -12,10 +12,12 @@ import torch
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.errors import InvalidRequestError, LazyDecodeError, TooManyItemsError
 from lazydecode.media.base import MediaRef
+from lazydecode.models.expansion import _SLOT_END, _SLOT_START, ItemText
 from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.generic import GenericMultiModalProcessor
 from lazydecode.models.proof import Proof
 from lazydecode.models.template import RenderedPrompt
+from lazydecode.models.tokenization import CollapsedText
 from lazydecode.processing.inputs import ProcessorInputs
 from tests.builders import make_jpeg, make_png, make_wav, noise, tone
 from tests.builders_video import make_mp4
@@ -180,6 +182,24 @@ def test_a_prompt_needs_one_placeholder_per_item(
     with pytest.raises(InvalidRequestError, match="placeholder"):
         tokens = model.tokenize_prompt(prompt)
         processor(model).apply(inputs(model, tokens, media))
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "llava"])
+def test_placeholders_are_found_as_the_class_finds_them(
+    frontend: LoadFrontend, family: str
+) -> None:
+    expander = processor(frontend(family)).family.expander
+    token = expander.placeholders["image"]
+    shape = ItemText("image", CollapsedText(token))
+    for wanted, spelled in ((1, f"a {token} b"), (2, f"{token}{token}\n"), (0, "a"), (2, token)):
+        items = {"image": [shape] * wanted}
+        filled = expander._fill_slots(spelled, items)
+        pieces, order = expander._cut(spelled, items)
+        slots = [f"{_SLOT_START}{m}:{index}{_SLOT_END}" for m, index in order]
+        assert "".join(map("".join, zip(pieces, [*slots, ""], strict=True))) == filled
+    for find in (expander._fill_slots, expander._cut):
+        with pytest.raises(InvalidRequestError, match="more media placeholders than"):
+            find(token * 3, {"image": [shape]})
 
 
 def test_wrappers_are_not_part_of_a_range_and_gaps_are_masked(frontend: LoadFrontend) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,43 +35,6 @@ def test_sizes_in_all_never_exceed_the_limit(uses: list[tuple[int, int]]) -> Non
         assert sum(map(len, kept)) == memo._total_cost <= 80
         assert len(kept) <= 5
         assert all(len(value) <= 10 for value in kept)  # an eighth
-
-
-def test_a_prompt_is_built_once_per_tenant_and_its_lists_are_each_callers_own(
-    frontend: LoadFrontend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = frontend("qwen2_5_vl")
-    expander = processor(model).family.expander
-    built: list[str] = []
-    plain = expander.expand
-
-    def counting(prompt: str, *arguments: Any, **options: Any) -> Any:
-        built.append(prompt)
-        return plain(prompt, *arguments, **options)
-
-    monkeypatch.setattr(expander, "expand", counting)
-
-    def render(words: str, size: tuple[int, int], salt: str | None = None) -> Any:
-        prompt = model.render_chat(user(IMAGE, text(words)))
-        media = refs(model, image=[make_jpeg(size)])
-        return processor(model).render_from_headers(inputs(model, prompt, media, cache_salt=salt))
-
-    words = "a question that no other test asks"
-    first = render(words, (200, 130))
-    again = render(words, (200, 130))
-    assert len(built) == 1
-    assert again.token_ids == first.token_ids
-    assert again.placeholders == first.placeholders
-    again.token_ids.clear()
-    again.placeholders["image"].clear()
-    assert render(words, (200, 130)).token_ids == first.token_ids
-    assert len(built) == 1
-
-    larger = render(words, (400, 130))  # the same words around more tokens
-    assert len(larger.token_ids) > len(first.token_ids)
-    assert render(words, (200, 130), salt="another tenant").token_ids == first.token_ids
-    assert render(f"{words}?", (200, 130)).token_ids != first.token_ids
-    assert len(built) == 4
 
 
 def test_a_prompt_that_is_refused_is_refused_again(frontend: LoadFrontend) -> None:

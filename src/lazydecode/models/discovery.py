@@ -97,6 +97,7 @@ def expander(
         call.tokenizer,
         placeholders={m: f.placeholder for m, f in facts.modalities.items()},
         embed_ids=embed_ids,
+        prompts=[f.text for f in facts.modalities.values()],
         uses_class_search=any(f.reports_offsets for f in facts.modalities.values()),
         edits_layout=_edits_layout(call.processor, next(iter(facts.modalities.values()), None)),
         lock=call.lock,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import bisect
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +15,15 @@ from PIL import Image
 
 from lazydecode.errors import InvalidRequestError, PlaceholderMismatchError
 from lazydecode.inputs import PlaceholderRange
-from lazydecode.models.tokenization import CollapsedText, PromptTokenizer
+from lazydecode.models.sections import Sections
+from lazydecode.models.template import MODALITIES
+from lazydecode.models.tokenization import CollapsedText, EncodedText, PromptTokenizer
 
 _SLOT_START: Final = "\U000f0002"
 _SLOT_END: Final = "\U000f0003"
 _FEW_TOKENS: Final = 256
 """Tokens beside a run that are looked at one by one."""
+_TOO_MANY: Final = "the prompt has more media placeholders than there are media items"
 _SLOT = re.compile(f"{_SLOT_START}([a-z_]+):([0-9]+){_SLOT_END}")
 
 
@@ -46,10 +49,6 @@ class ExpandedPrompt:
     token_ids: list[int]
     placeholders: dict[str, list[PlaceholderRange]]
 
-    def copy(self) -> ExpandedPrompt:
-        """Return a prompt whose lists are its own."""
-        return ExpandedPrompt([*self.token_ids], {m: [*r] for m, r in self.placeholders.items()})
-
     def shifted(self, prefix: Sequence[int], suffix: Sequence[int]) -> ExpandedPrompt:
         """Return the prompt with ids put before and after it."""
         by = len(prefix)
@@ -68,6 +67,7 @@ class PromptExpander:
         tokenizer: Ours.
         placeholders: Modality -> the text that stands for one item before expansion.
         embed_ids: Modality -> ids of tokens that take an embedding.
+        prompts: Prompts without a client's words; what they have of a prompt is remembered.
         edits_layout: Whether the class changes the text before it looks for placeholders.
         uses_class_search: Whether placeholders are found by the class's own method.
         lock: What a thread must hold inside the class; None: nothing.
@@ -80,6 +80,7 @@ class PromptExpander:
         *,
         placeholders: Mapping[str, str],
         embed_ids: Mapping[str, frozenset[int]],
+        prompts: Iterable[str] = (),
         edits_layout: bool = False,
         uses_class_search: bool = True,
         lock: AbstractContextManager[Any] | None = None,
@@ -87,9 +88,13 @@ class PromptExpander:
         self.processor = processor
         self.tokenizer = tokenizer
         self.placeholders = dict(placeholders)
+        self._placeholders = {m: CollapsedText(text) for m, text in placeholders.items()}
+        self._sections = Sections(tokenizer, prompts)
         self.embed_ids = dict(embed_ids)
         self.edits_layout = edits_layout
         self.uses_class_search = uses_class_search
+        self._class_tokens = _tokens_of_library(processor) if uses_class_search else None
+        self._patterns: dict[tuple[str, ...], re.Pattern[str]] = {}
         self._lock = nullcontext() if lock is None else lock
         self.is_lock_free = isinstance(self._lock, nullcontext) and tokenizer.is_lock_free
         """Whether no thread ever waits for another one here."""
@@ -100,35 +105,50 @@ class PromptExpander:
         items: Mapping[str, Sequence[ItemText]],
         *,
         add_special_tokens: bool,
+        tenant: str | None = None,
     ) -> ExpandedPrompt:
         """Return ids and ranges for a prompt's text; marked tokens are codes in it.
+
+        Args:
+            text: With a placeholder per item.
+            items: Modality -> texts of the items, in the order of the prompt.
+            add_special_tokens: Whether to add what the tokenizer puts around a text.
+            tenant: Who asks, as in `Sections.encode`.
 
         Raises:
             InvalidRequestError: If the text has not one placeholder per item.
         """
         if self.edits_layout:
             text = self.edit_layout(text, items)
-        filled = self._fill_slots(text, items)
-        parts: list[CollapsedText] = []
-        order: list[tuple[str, int, int]] = []  # modality, item, part
-        last = 0
-        for match in _SLOT.finditer(filled):
-            parts.append(CollapsedText(filled[last : match.start()]))
-            modality, index = match.group(1), int(match.group(2))
-            item = items[modality][index]
-            order.append((modality, index, len(parts)))
-            parts.append(item.replacement or CollapsedText(self.placeholders[modality]))
-            last = match.end()
-        parts.append(CollapsedText(filled[last:]))
+        pieces, order = self._cut(text, items)
         self._check_counts(order, items)
+        replacements = [
+            items[modality][index].replacement or self._placeholders[modality]
+            for modality, index in order
+        ]
+        encoded = self._sections.encode(
+            pieces, replacements, add_special_tokens=add_special_tokens, tenant=tenant
+        ) or self._encode_joined(pieces, replacements, add_special_tokens=add_special_tokens)
+        ids, spans, runs = encoded.token_ids, encoded.token_spans, encoded.token_runs
+        if any(items[modality][index].token_ids is not None for modality, index in order):
+            ids, spans = self._insert_ids(ids, spans, order, items)
+            runs = ()
+        return self._place(ids, spans, order, items, runs=runs)
+
+    def _encode_joined(
+        self,
+        pieces: Sequence[str],
+        replacements: Sequence[CollapsedText],
+        *,
+        add_special_tokens: bool,
+    ) -> EncodedText:
+        """As `Sections.encode`, of one text and for any."""
+        parts = [CollapsedText(pieces[0])]
+        for replacement, piece in zip(replacements, pieces[1:], strict=True):
+            parts += (replacement, CollapsedText(piece))
         joined, spans = CollapsedText.join(parts)
-        encoded = self.tokenizer.encode_collapsed(
-            joined,
-            add_special_tokens=add_special_tokens,
-            spans=[spans[part] for _, _, part in order],
-        )
-        return self._place(
-            encoded.token_ids, encoded.token_spans, order, items, runs=encoded.token_runs
+        return self.tokenizer.encode_collapsed(
+            joined, add_special_tokens=add_special_tokens, spans=spans[1::2]
         )
 
     def expand_tokens(
@@ -145,7 +165,7 @@ class PromptExpander:
         ids = list(token_ids)
         hits = self.check_tokens(ids, {m: len(group) for m, group in items.items()})
         out: list[int] = []
-        order: list[tuple[str, int, int]] = []
+        order: list[tuple[str, int]] = []
         spans: list[tuple[int, int]] = []
         taken: dict[str, int] = {}
         last = 0
@@ -154,13 +174,12 @@ class PromptExpander:
             taken[modality] = index + 1
             out += ids[last:start]
             new = self._ids_of(items[modality][index])
-            order.append((modality, index, 0))
+            order.append((modality, index))
             spans.append((len(out), len(out) + len(new)))
             out += new
             last = stop
         out += ids[last:]
-        known = {m: [_plain(i) for i in group] for m, group in items.items()}
-        return self._place(out, spans, order, known)
+        return self._place(out, spans, order, items)
 
     def check_tokens(
         self, token_ids: Sequence[int], counts: Mapping[str, int]
@@ -266,6 +285,40 @@ class PromptExpander:
             prepared = self.processor.prepare_inputs_layout(images=tiny or None, text=[text])
         return str(prepared[1][0])
 
+    def _cut(
+        self, text: str, items: Mapping[str, Sequence[ItemText]]
+    ) -> tuple[list[str], list[tuple[str, int]]]:
+        """Cut a text at its placeholders, as the class finds them.
+
+        Returns:
+            The pieces of text, and modality and index of the item between each two of them.
+        """
+        if self._class_tokens is None:
+            # Text, modality, index, and again.
+            cut = _SLOT.split(self._fill_slots(text, items))
+            return cut[::3], [
+                (m, int(index)) for m, index in zip(cut[1::3], cut[2::3], strict=True)
+            ]
+        wanted = tuple(m for m, group in items.items() if group and m in self._class_tokens)
+        pattern = self._patterns.get(wanted)
+        if pattern is None:
+            tokens = [f"(?P<{m}>{re.escape(self._class_tokens[m])})" for m in wanted]
+            pattern = self._patterns[wanted] = re.compile("|".join(tokens) or "(?!)")
+        pieces: list[str] = []
+        order: list[tuple[str, int]] = []
+        taken = dict.fromkeys(wanted, 0)
+        last = 0
+        for match in pattern.finditer(text):
+            modality = str(match.lastgroup)
+            order.append((modality, taken[modality]))
+            taken[modality] += 1
+            pieces.append(text[last : match.start()])
+            last = match.end()
+        pieces.append(text[last:])
+        if any(count > len(items[modality]) for modality, count in taken.items()):
+            raise InvalidRequestError(_TOO_MANY)
+        return pieces, order
+
     def _fill_slots(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
         """Put a slot in the place of every placeholder, by the class's own search."""
         slots = {
@@ -276,13 +329,9 @@ class PromptExpander:
             find = self.processor.get_text_with_replacements
             try:
                 with self._lock:
-                    found, _ = find(
-                        [text], *(slots.get(m, []) for m in ("image", "video", "audio"))
-                    )
+                    found, _ = find([text], *(slots.get(m, []) for m in MODALITIES))
             except (StopIteration, RuntimeError) as exc:
-                raise InvalidRequestError(
-                    "the prompt has more media placeholders than there are media items"
-                ) from exc
+                raise InvalidRequestError(_TOO_MANY) from exc
             return str(found[0])
         for modality, names in slots.items():
             pieces = text.split(self.placeholders[modality])
@@ -305,12 +354,12 @@ class PromptExpander:
                 self._refuse(modality, found, wanted)
 
     def _check_counts(
-        self, order: Sequence[tuple[str, int, int]], items: Mapping[str, Sequence[ItemText]]
+        self, order: Sequence[tuple[str, int]], items: Mapping[str, Sequence[ItemText]]
     ) -> None:
+        names = [modality for modality, _ in order]
         for modality, group in items.items():
-            found = sum(1 for name, _, _ in order if name == modality)
-            if found != len(group):
-                self._refuse(modality, found, len(group))
+            if names.count(modality) != len(group):
+                self._refuse(modality, names.count(modality), len(group))
 
     def _refuse(self, modality: str, found: int, wanted: int) -> None:
         raise InvalidRequestError(
@@ -319,16 +368,41 @@ class PromptExpander:
             modality=modality,
         )
 
+    @staticmethod
+    def _insert_ids(
+        ids: list[int],
+        spans: Sequence[tuple[int, int]],
+        order: Sequence[tuple[str, int]],
+        items: Mapping[str, Sequence[ItemText]],
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Put replacements that are known as ids in the place of their placeholders' ids.
+
+        Returns:
+            All ids, and the tokens of each item among them.
+        """
+        out: list[int] = []
+        moved: list[tuple[int, int]] = []
+        last = 0
+        for (modality, index), (start, stop) in zip(order, spans, strict=True):
+            new = items[modality][index].token_ids
+            out += ids[last:start]
+            begin = len(out)
+            out += ids[start:stop] if new is None else new
+            moved.append((begin, len(out)))
+            last = stop
+        out += ids[last:]
+        return out, moved
+
     def _place(
         self,
         ids: list[int],
         spans: Sequence[tuple[int, int]],
-        order: Sequence[tuple[str, int, int]],
+        order: Sequence[tuple[str, int]],
         items: Mapping[str, Sequence[ItemText]],
         *,
         runs: Sequence[tuple[int, int]] = (),
     ) -> ExpandedPrompt:
-        """Insert replacements that are known as ids, and cut every range to its embeddings.
+        """Cut the range of every item to its embeddings.
 
         Where a run (first token, number of tokens) is all the embeddings that an item has, as
         nearly always, nothing is counted.
@@ -337,31 +411,17 @@ class PromptExpander:
         embeddings adds a range to both modalities.
         """
         ranges: dict[str, list[PlaceholderRange]] = {m: [] for m in items}
-        out: list[int] = []
-        last = 0
-        for (modality, index, _), (start, stop) in zip(order, spans, strict=True):
-            item = items[modality][index]
-            new = item.token_ids
-            if new is None:
-                offset = start - last + len(out)
-                out += ids[last:stop]
-                found = None if item.holds else self._run_of(modality, ids, start, stop, runs)
-                if found is not None:
-                    ranges[modality].append(PlaceholderRange(offset + found[0], found[1]))
-                    last = stop
-                    continue
-                content: Sequence[int] = ids[start:stop]
-            else:
-                out += ids[last:start]
-                offset = len(out)
-                content = new
-                out += new
-            last = stop
-            ranges[modality].append(self.range_of(modality, offset, content))
-            for held in item.holds:
-                ranges.setdefault(held, []).append(self._held_range(held, offset, content))
-        out += ids[last:]
-        return ExpandedPrompt(out, ranges)
+        for (modality, index), (start, stop) in zip(order, spans, strict=True):
+            holds = items[modality][index].holds
+            found = None if holds else self._run_of(modality, ids, start, stop, runs)
+            if found is not None:
+                ranges[modality].append(found)
+                continue
+            content = ids[start:stop]
+            ranges[modality].append(self.range_of(modality, start, content))
+            for held in holds:
+                ranges.setdefault(held, []).append(self._held_range(held, start, content))
+        return ExpandedPrompt(ids, ranges)
 
     def _run_of(
         self,
@@ -370,9 +430,9 @@ class PromptExpander:
         start: int,
         stop: int,
         runs: Sequence[tuple[int, int]],
-    ) -> tuple[int, int] | None:
-        """Return the one run that holds all embeddings of `ids[start:stop]`, counted from `start`;
-        None if it takes a closer look.
+    ) -> PlaceholderRange | None:
+        """Return the one run that holds all embeddings of `ids[start:stop]`; None if it takes a
+        closer look.
         """
         at = bisect.bisect_left(runs, (start,))
         if at == len(runs):
@@ -386,7 +446,7 @@ class PromptExpander:
             return None
         if not wanted.isdisjoint(ids[start:first]) or not wanted.isdisjoint(ids[end:stop]):
             return None
-        return first - start, count
+        return PlaceholderRange(first, count)
 
     def _held_range(self, modality: str, offset: int, content: Sequence[int]) -> PlaceholderRange:
         """Return the range of another modality's embeddings; empty if there are none."""
@@ -419,6 +479,18 @@ class PromptExpander:
         return PlaceholderRange(offset + first, stop - first, None if inner.all() else inner)
 
 
-def _plain(item: ItemText) -> ItemText:
-    """Return the item for a prompt into which its ids were put already."""
-    return replace(item, token_ids=None)
+def _tokens_of_library(processor: Any) -> dict[str, str] | None:
+    """Return modality -> the token that a class searches for as transformers' own classes do.
+
+    None if it has a search of its own.
+    """
+    from transformers import ProcessorMixin
+
+    plain = getattr(ProcessorMixin, "get_text_with_replacements", None)
+    own = getattr(processor, "get_text_with_replacements", None)
+    if plain is None or getattr(own, "__func__", None) is not plain:
+        return None
+    if not processor.all_special_multimodal_tokens:
+        return {}
+    tokens = {m: getattr(processor, f"{m}_token", None) for m in MODALITIES}
+    return {m: token for m, token in tokens.items() if token is not None}

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalKwargsItem
@@ -28,11 +28,6 @@ from lazydecode.models.registry import FamilyRecord
 from lazydecode.models.tokenization import PromptTokenizer
 
 logger = logging.getLogger(__name__)
-
-_SHORT_CHARS: Final = 8192
-"""Longest text whose ids are remembered with its items."""
-_REMEMBERED_TOKENS: Final = 500_000
-"""Token ids of all prompts that are remembered: some 15 MB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +84,6 @@ class Family:
         }
         self._sketches: Memo[Sketch] = Memo()
         self._too_large: Memo[int] = Memo()
-        self._prompts: Memo[ExpandedPrompt] = Memo(
-            cost=lambda built: len(built.token_ids), max_cost=_REMEMBERED_TOKENS
-        )
         self._before: Memo[list[int]] = Memo()
         self._default_name = _name(options.defaults)
         self._follows_from_size = (
@@ -279,9 +271,6 @@ class Family:
     ) -> ExpandedPrompt:
         """Return the ids of a prompt with its items, and where each item stands.
 
-        Where many items come with the same words, as captions are asked for, the prompt is the
-        same whenever their sizes are, and is built once.
-
         Args:
             prompt: Text, or token ids with placeholders.
             items: Modality -> texts of the items, in the order of the prompt.
@@ -293,21 +282,6 @@ class Family:
             InvalidRequestError: If the prompt has not one placeholder per item, or the family
                 has no such pairs.
         """
-        if not isinstance(prompt, str) or len(prompt) > _SHORT_CHARS:
-            return self._build_prompt(prompt, items, options, pairs)
-        groups = tuple((modality, *group) for modality, group in items.items())
-        key = (tenant, prompt, groups, tuple(pairs), self._name(self.options.merge(options)))
-        return self._prompts.get(
-            key, lambda: self._build_prompt(prompt, items, options, pairs)
-        ).copy()
-
-    def _build_prompt(
-        self,
-        prompt: str | Sequence[int],
-        items: Mapping[str, Sequence[ItemText]],
-        options: Mapping[str, Any] | None,
-        pairs: Sequence[Pair],
-    ) -> ExpandedPrompt:
         if pairs:
             if self.pairing is None:
                 raise InvalidRequestError("the model takes no video with its sound as one")
@@ -315,7 +289,7 @@ class Family:
         if not isinstance(prompt, str):
             return self.expander.expand_tokens(prompt, items)
         try:
-            return self._build_from_text(prompt, items, options)
+            return self._build_from_text(prompt, items, options, tenant)
         except InvalidRequestError as exc:
             if exc.modality is None and not self.expander.edits_layout:
                 self.expander.check_placeholders(prompt, items)
@@ -343,6 +317,7 @@ class Family:
         prompt: str,
         items: Mapping[str, Sequence[ItemText]],
         options: Mapping[str, Any] | None,
+        tenant: str | None,
     ) -> ExpandedPrompt:
         if self.proof.mode == "whole_request" or any(
             items.get(m) for m in self.record.whole_request
@@ -351,7 +326,7 @@ class Family:
                 return self._put_before(prompt, items, options, self.proof.before_text)
             return self._run_whole(prompt, items, options)
         expanded = self.expander.expand(
-            prompt, items, add_special_tokens=self._adds_special(prompt)
+            prompt, items, add_special_tokens=self._adds_special(prompt), tenant=tenant
         )
         edit = self.proof.edit
         if not (edit.prefix or edit.suffix):

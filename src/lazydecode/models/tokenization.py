@@ -99,17 +99,20 @@ class PromptTokenizer:
         self._core = _copy_core(tokenizer)
         self._bare: dict[Beginning, Callable[[str], list[int]]] = {}
         added = _added_tokens(tokenizer)
-        self._added = {t.content: t for t in added}
-        self.added_ids = frozenset(i for i in map(self.token_id, self._added) if i is not None)
+        self.added_tokens = {t.content: t for t in added}
+        """Tokens that are matched before the tokenizer's model runs."""
+        self.added_ids = frozenset(
+            i for i in map(self.token_id, self.added_tokens) if i is not None
+        )
         """Ids of tokens that are matched before the tokenizer's model runs."""
-        self._added_pattern = leftmost_longest(self._added)
+        self._added_pattern = leftmost_longest(self.added_tokens)
         self._control_ids = frozenset(
             i for i in map(self.token_id, marker.control_tokens) if i is not None
         )
         runs = leftmost_longest(t.content for t in added if not t.single_word and t.content.strip())
         self._run = re.compile(f"({runs.pattern})(?:\\1){{{_MIN_RUN - 1},}}")
-        with_special = self._encode_plain("a", True)
-        without = self._encode_plain("a", False)
+        with_special = self.encode_plain("a", add_special_tokens=True)
+        without = self.encode_plain("a")
         at = _find(with_special, without)
         self._prefix = with_special[:at] if at is not None else []
         self._suffix = with_special[at + len(without) :] if at is not None else []
@@ -135,6 +138,16 @@ class PromptTokenizer:
         unknown: int | None = getattr(self.hf_tokenizer, "unk_token_id", None)
         return unknown
 
+    def find_added(self, text: str) -> list[str]:
+        """Return the added tokens in a text, in order."""
+        return self._added_pattern.findall(text)
+
+    def around(self, add_special_tokens: bool) -> tuple[list[int], list[int]] | None:
+        """Return the ids before and behind those of any text; None if they depend on it."""
+        if not add_special_tokens:
+            return [], []
+        return (self._prefix, self._suffix) if self._splits_special else None
+
     # -- text to ids
 
     def collapse(self, text: str) -> CollapsedText:
@@ -159,11 +172,11 @@ class PromptTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text that may hold codes of marked tokens."""
         collapsed = self.collapse(text)
+        around = self.around(add_special_tokens)
         is_plain = self.is_lock_free and not collapsed.runs and not has_marks(text)
-        if is_plain and (self._splits_special or not add_special_tokens):
+        if is_plain and around is not None:
             # Nobody asks where the characters went, which takes up to a fifth of the time.
-            ids = self._encode_plain(text, False)
-            return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+            return [*around[0], *self.encode_plain(text), *around[1]]
         return self.encode_collapsed(collapsed, add_special_tokens=add_special_tokens).token_ids
 
     def encode_collapsed(
@@ -185,11 +198,10 @@ class PromptTokenizer:
         runs = self._locate_runs(collapsed, ids, starts)
         if runs is None:
             return self._encode_in_full(collapsed, add_special_tokens, spans)
-        prefix, suffix = ([], [])
-        if add_special_tokens:
-            if not self._splits_special:
-                return self._encode_in_full(collapsed, add_special_tokens, spans)
-            prefix, suffix = self._prefix, self._suffix
+        around = self.around(add_special_tokens)
+        if around is None:
+            return self._encode_in_full(collapsed, add_special_tokens, spans)
+        prefix, suffix = around
         out: list[int] = list(prefix)
         shifts: list[tuple[int, int]] = [(0, len(prefix))]
         last = 0
@@ -254,7 +266,8 @@ class PromptTokenizer:
 
     # -- the parts
 
-    def _encode_plain(self, text: str, add_special_tokens: bool) -> list[int]:
+    def encode_plain(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """Return what the tokenizer itself makes of a text without codes."""
         if self._core is not None:
             return core_calls.encode(self._core, text, add_special_tokens=add_special_tokens)
         with self._lock:
@@ -278,7 +291,7 @@ class PromptTokenizer:
             return char + grown[bisect.bisect_right(positions, char) - 1][1]
 
         if add_special_tokens and not self._splits_special:
-            ids = self._encode_plain(self.marker.unseal(full), True)
+            ids = self.encode_plain(self.marker.unseal(full), add_special_tokens=True)
             offset = 0
         else:
             offset = len(self._prefix) if add_special_tokens else 0
@@ -339,7 +352,7 @@ class PromptTokenizer:
             ids, starts, ends = self._extend_slow(text, at, match.start(), base, ids, starts, ends)
             number = self.token_id(match.group())
             if number is None:
-                number = self._encode_plain(match.group(), False)[0]
+                number = self.encode_plain(match.group())[0]
             ids.append(number)
             starts.append(base + match.start())
             ends.append(base + match.end())
@@ -358,7 +371,7 @@ class PromptTokenizer:
     ) -> tuple[list[int], list[int], list[int]]:
         """Add the ids of plain text; a slow tokenizer has no offsets, so all share the span."""
         if start < end:
-            new = self._encode_plain(text[start:end], False)
+            new = self.encode_plain(text[start:end])
             ids += new
             starts += [base + start] * len(new)
             ends += [base + end] * len(new)
@@ -369,7 +382,7 @@ class PromptTokenizer:
         cuts: list[tuple[int, int]] = []  # the gaps between control tokens
         at = 0
         for match in self._added_pattern.finditer(text):
-            token = self._added[match.group()]
+            token = self.added_tokens[match.group()]
             start, end = match.span()
             if token.lstrip:
                 start = len(text[:start].rstrip())
@@ -455,6 +468,8 @@ class AddedToken:
     lstrip: bool
     rstrip: bool
     single_word: bool
+    normalized: bool
+    """Whether it is looked for in the text as the tokenizer rewrites it."""
 
 
 def _added_tokens(tokenizer: Any) -> list[AddedToken]:
@@ -462,7 +477,7 @@ def _added_tokens(tokenizer: Any) -> list[AddedToken]:
     decoder = getattr(tokenizer, "added_tokens_decoder", None)
     if not isinstance(decoder, Mapping):  # a tokenizer of another library
         special = getattr(tokenizer, "all_special_tokens", ())
-        return [AddedToken(content, True, False, False, False) for content in special]
+        return [AddedToken(content, True, False, False, False, False) for content in special]
     return [
         AddedToken(
             token.content,
@@ -470,6 +485,7 @@ def _added_tokens(tokenizer: Any) -> list[AddedToken]:
             bool(token.lstrip),
             bool(token.rstrip),
             bool(token.single_word),
+            bool(token.normalized),
         )
         for token in decoder.values()
     ]
