@@ -1,14 +1,16 @@
 """What a second core is worth, beside what the machine gives to processes that share nothing."""
 
+import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lazydecode.bench.bare_work import bare_workers
+from lazydecode.bench.bare_work import BareWorkers
 from lazydecode.bench.goals import goals_grid
 from lazydecode.bench.scaling import scaling_section
 from lazydecode.bench.server_process import ServerUnderTest
@@ -54,10 +56,10 @@ def test_rates_stand_beside_those_of_bare_work(model: str, server: Server) -> No
     assert row[4:6] == (f"{ours:.2f}x", f"{ours / floor:.2f}x")
 
 
-def test_bare_work_that_ends_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wait_s", [0, 0.2])
+def test_bare_work_that_ends_is_said(wait_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "false")
-    with (
-        pytest.raises(RuntimeError, match="has ended"),
-        bare_workers("model", [min(os.sched_getaffinity(0))]),
-    ):
-        pass
+    workers = BareWorkers("model", [min(os.sched_getaffinity(0))])
+    time.sleep(wait_s)  # until it has ended; or not
+    with contextlib.closing(workers), pytest.raises(RuntimeError, match="has ended"):
+        workers.rate(1, 1)

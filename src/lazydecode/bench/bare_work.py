@@ -46,8 +46,9 @@ class BareWorkers:
         """
         chosen = self._processes[:num_processes]
         for process in chosen:
-            _end(process.stdin).write(f"{num_pictures}\n")
-            _end(process.stdin).flush()
+            with contextlib.suppress(BrokenPipeError):  # it says nothing then
+                _end(process.stdin).write(f"{num_pictures}\n")
+                _end(process.stdin).flush()
         lines = [_end(process.stdout).readline() for process in chosen]
         if not all(lines):
             raise RuntimeError("a process of bare work has ended; see what it said above")
@@ -56,7 +57,8 @@ class BareWorkers:
     def close(self) -> None:
         """End them."""
         for process in self._processes:
-            _end(process.stdin).close()
+            with contextlib.suppress(BrokenPipeError):  # what it never read
+                _end(process.stdin).close()
         for process in self._processes:
             process.wait()
             _end(process.stdout).close()
