@@ -334,6 +334,8 @@ class MediaConnector:
         self, modality: str, url: MediaURL, media_io: MediaIO[_T], timeout_s: float
     ) -> MediaRef[_T]:
         try:
+            if not self._is_foreign:
+                return await self.load_from_url_async(url, media_io, timeout_s=timeout_s)
             with self.contained():
                 ref = await self.load_from_url_async(url, media_io, timeout_s=timeout_s)
                 if not isinstance(ref, MediaRef):

@@ -175,14 +175,15 @@ class ImageMediaIO(MediaIO[Image.Image]):
     ) -> MediaRef[Image.Image]:
         self._check_size(facts)
         image_id = facts.image_id if self.trust_exif_image_id else None
+        # The header is known now, unless frames have to be counted through the whole file.
+        is_known = facts.num_frames is not None
         return MediaRef(
             partial(self._decode, data, facts),
             data,
             self._spec,
             key=image_id or (digest or PayloadDigest(data)).key(self._spec),
-            header_probe=partial(self._header, facts, data),
-            # Known now, unless frames have to be counted through the whole file.
-            header=None if facts.num_frames is None else self._header(facts, data),
+            header_probe=None if is_known else partial(self._header, facts, data),
+            header=self._header(facts, data) if is_known else None,
             key_covers_spec=image_id is None,
             recipe=self.recipe(self._spec),
         )

@@ -81,8 +81,11 @@ class QuickTurns(Turns):
 
 def strictest_max_bytes(limits: FetchLimits, media_ios: Sequence[MediaIO[Any]]) -> int:
     """Return the smallest of the caps that the connector and the decoders have."""
-    caps = [media_io.get_max_bytes() for media_io in media_ios]
-    return min([limits.max_bytes, *(cap for cap in caps if cap is not None)])
+    strictest = limits.max_bytes
+    for media_io in media_ios:
+        if (cap := media_io.get_max_bytes()) is not None and cap < strictest:
+            strictest = cap
+    return strictest
 
 
 def build_refs(payload: MediaPayload, media_ios: Sequence[MediaIO[Any]]) -> list[MediaRef[Any]]:
