@@ -6,7 +6,6 @@ torch appears in annotations only, so that `lazydecode.media` users can import t
 from __future__ import annotations
 
 import dataclasses
-from collections import UserDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
@@ -116,6 +115,9 @@ class MultiModalFieldElem:
     field: ItemField
     _numbers: Any = dataclasses.field(default=None, init=False, repr=False, compare=False)
 
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return MultiModalFieldElem, (self.data, self.field)  # nothing that can be made anew
+
     def numbers(self) -> Any:
         """Return `data` as numbers and nested lists of them, for reading only; made once."""
         if self._numbers is None:
@@ -123,7 +125,7 @@ class MultiModalFieldElem:
         return self._numbers
 
 
-class MultiModalKwargsItem(UserDict[str, MultiModalFieldElem]):
+class MultiModalKwargsItem(dict[str, MultiModalFieldElem]):
     """Everything a model takes for one item: field name -> tensor and rule.
 
     Treated as immutable once it is in a cache: consumers that change tensors in place copy.

@@ -105,6 +105,33 @@ class _Connection:
         return Exchange({"type": "http", "headers": []}, self.receive, self.send)
 
 
+async def test_work_that_does_not_wait_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    timers: list[float] = []
+    set_timer = loop.call_later
+
+    def call_later(delay: float, call: Callable[..., object], *args: Any) -> asyncio.TimerHandle:
+        timers.append(delay)
+        return set_timer(delay, call, *args)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    done: list[str] = []
+
+    async def at_once() -> None:
+        done.append("at once")
+
+    async def waits_twice() -> None:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        done.append("later")
+
+    await _Connection().exchange().run_while_connected(at_once())
+    assert timers == []
+    await _Connection().exchange().run_while_connected(waits_twice())
+    assert len(timers) == 1
+    assert done == ["at once", "later"]
+
+
 async def test_a_quick_answer_starts_no_task_and_is_not_watched() -> None:
     connection = _Connection()
     tasks: list[set[asyncio.Task[Any]]] = []

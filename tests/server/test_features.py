@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import json
+import pickle
 from collections.abc import Iterator
 
 import msgspec
@@ -154,6 +155,9 @@ def test_numbers_of_an_item_are_read_from_its_tensors_once() -> None:
     assert numbers == {"grid": [[1, 4, 6]], "sizes": [0.5, [3]]}
     again = small_numbers(MultiModalKwargsItem({"grid": grid}))
     assert again["grid"] is numbers["grid"]
+    copied = pickle.loads(pickle.dumps(item))
+    assert isinstance(copied, MultiModalKwargsItem)
+    assert small_numbers(copied) == numbers
 
 
 def test_pieces_of_a_packed_answer_do_not_refer_to_the_tensors() -> None:

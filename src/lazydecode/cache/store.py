@@ -32,7 +32,7 @@ from lazydecode.media.bounded_folder import BoundedFolder
 
 logger = logging.getLogger(__name__)
 
-_MAGIC: Final = b"lazydecode-item-1\n"
+_MAGIC: Final = b"lazydecode-item-2\n"
 _FRAME: Final = struct.Struct(f"<{len(_MAGIC)}sQQ32s")
 _ALIGNMENT: Final = 64
 _READ_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

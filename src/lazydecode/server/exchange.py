@@ -8,7 +8,7 @@ import hmac
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
 from typing import Any, Final
@@ -107,9 +107,9 @@ class Exchange:
         task = asyncio.current_task()
         assert task is not None
         task.set_name(f"request-{self.request_id}")
-        watch = _DisconnectWatch(self, task)
+        watch = _DisconnectWatch(self, task, work)
         try:
-            await work
+            await watch
         except (asyncio.CancelledError, OSError):
             # A server that shuts down cancels as well; that goes on up.
             if watch.has_left and not task.uncancel():
@@ -226,21 +226,42 @@ def _take(pieces: Iterator[bytes]) -> list[bytes]:
     return batch
 
 
-class _DisconnectWatch:
-    """Cancels a request's task when its client goes away; from `_WATCH_AFTER_S` on.
+class _DisconnectWatch(Generator[Any, Any, None]):
+    """Awaits work, and cancels its task when the client goes away; from `_WATCH_AFTER_S` on.
+
+    Work that never waits, as most hits' does not, ends before anything could be noticed: the
+    timer is set when it waits for the first time.
 
     Args:
         exchange: The request, whose body has been read.
-        task: Works for it.
+        task: Awaits this.
+        work: What is done for the request.
     """
 
-    def __init__(self, exchange: Exchange, task: asyncio.Task[Any]) -> None:
+    def __init__(
+        self, exchange: Exchange, task: asyncio.Task[Any], work: Coroutine[Any, Any, None]
+    ) -> None:
         self._exchange = exchange
         self._task = task
+        self._work = work
         self._watcher: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
+        self._timer: asyncio.TimerHandle | None = None
         self.has_left = False
         """Whether the client went away, and the task was cancelled for it."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self
+
+    def send(self, value: Any) -> Any:
+        """Let the work go on to its next wait."""
+        waits_for = self._work.send(value)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, self._start)
+        return waits_for
+
+    def throw(self, *exc: Any) -> Any:
+        """Let the work go on from an exception, as a cancellation."""
+        return self._work.throw(*exc)
 
     def _start(self) -> None:
         name = f"watch-{self._exchange.request_id}"
@@ -254,7 +275,8 @@ class _DisconnectWatch:
 
     async def end(self) -> None:
         """Watch no more."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         watcher, self._watcher = self._watcher, None
         if watcher is not None:
             watcher.cancel()
