@@ -196,6 +196,17 @@ async def test_the_head_of_an_answer_goes_out_with_the_first_piece_of_its_body()
         transport.writes.clear()
 
 
+async def test_a_head_that_was_asked_for_alone_is_written_at_once() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(send, b"one")
+
+    protocol, transport = connect(app, ReadingTurns())
+    protocol.data_received(b"HEAD / HTTP/1.1\r\n\r\n")
+    await finish(protocol)
+    assert transport.writes == [b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n"]
+    assert not transport.is_closed
+
+
 async def test_a_client_that_waits_for_a_go_ahead_gets_it_at_once() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await receive()

@@ -88,7 +88,8 @@ class UncopiedBodies(HttpToolsProtocol):
         if self.cycle is not before:
             if self._is_last:
                 self.cycle.keep_alive = False
-            self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
+            if self.scope["method"] != "HEAD":  # its answer has no body to wait for
+                self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
             for name, _ in self.headers:
                 if name == b"content-length":
                     straight: Any = StraightBody(self, self.cycle)  # uvicorn knows those of dicts
