@@ -59,7 +59,8 @@ class Reservation:
         if self._state != "new":
             raise RuntimeError("a reservation can be entered once")
         self._state = "waiting"
-        await self._budget._acquire(self._nbytes)
+        if not self._budget._take_if_free(self._nbytes):
+            await self._budget._wait_for(self._nbytes)
         self._state = "held"
         return self
 
@@ -69,6 +70,10 @@ class Reservation:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Give back what is held, as the end of the block does; once entered only."""
         # Nothing is awaited here: a cancellation cannot come between.
         self._state = "released"
         freed, self._nbytes = self._nbytes, 0
@@ -121,14 +126,18 @@ class ByteBudget:
             raise ValueError(f"nbytes must not be negative, got {nbytes}")
         return Reservation(self, nbytes)
 
-    async def _acquire(self, nbytes: int) -> None:
+    def _take_if_free(self, nbytes: int) -> bool:
+        """Take bytes at once; False: there are too few, or others wait."""
+        if self._waiters or self._held_bytes + nbytes > self.capacity:
+            return False
+        self._held_bytes += nbytes
+        return True
+
+    async def _wait_for(self, nbytes: int) -> None:
         if nbytes > self.capacity:
             raise MediaTooLargeError(
                 f"the media needs {nbytes} bytes of memory, the server has {self.capacity} for all"
             )
-        if not self._waiters and self._held_bytes + nbytes <= self.capacity:
-            self._held_bytes += nbytes
-            return
         if len(self._waiters) >= self._max_waiting:
             raise OverloadedError(
                 "the server's memory for media is in use and too many requests wait for it",

@@ -62,11 +62,11 @@ class EncodedHold:
             raise
         self.shrink(held)
 
-    async def release(self) -> None:
+    def release(self) -> None:
         """Hold nothing; it may hold something again afterwards."""
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
-            await reservation.__aexit__(None, None, None)
+            reservation.release()
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,4 +77,4 @@ class EncodedHold:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self.release()
+        self.release()

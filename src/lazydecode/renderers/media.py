@@ -222,7 +222,7 @@ class MediaFetcher:
             await hold.require(total)
         except OverloadedError:
             # Memory is short: wait for a turn with nothing held.
-            await hold.release()
+            hold.release()
             await hold.require(total)
         loop, executor = asyncio.get_running_loop(), self._connector.executor.quick
         jobs = [loop.run_in_executor(executor, payload.load) for payload, _, _ in unread.values()]
@@ -272,7 +272,7 @@ class MediaFetcher:
             at for at, item in enumerate(media) if item.source is not None and not item.is_held
         ]
         _release([items[at] for at in remote])
-        await hold.release()
+        hold.release()
         await hold.require(total)
         fetched = await self._fetch_each([media[at] for at in remote], decoders, timeline)
         renewed = list(items)
