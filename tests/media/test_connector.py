@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import pybase64
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ from lazydecode.errors import (
     ValidationError,
 )
 from lazydecode.limits import MIB, DecodeLimits, DownloadCacheLimits, FetchLimits, FetchPolicy
-from lazydecode.media import base, payloads
+from lazydecode.media import at_once, base, payloads
 from lazydecode.media import connector as connector_module
 from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
@@ -45,6 +46,7 @@ from lazydecode.media.connector_registry import MEDIA_CONNECTOR_REGISTRY, MediaC
 from lazydecode.media.download_cache import DownloadCache
 from lazydecode.media.executor import LazyThreadPool, MediaExecutor, global_thread_pool
 from lazydecode.media.http import HttpConnection
+from lazydecode.media.identity import derive_media_key
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.video import VideoMediaIO
 from tests.builders import make_image, make_jpeg, make_png, make_wav
@@ -696,7 +698,7 @@ async def test_a_short_payload_is_the_same_and_meets_no_thread(
 @pytest.mark.parametrize(
     "url",
     [
-        data_url(make_jpeg() + bytes(payloads.QUICK_CHARS)),  # long
+        data_url(make_jpeg() + bytes(at_once.SLICED_CHARS)),  # long
         data_url(make_image("GIF")),  # a format that may take long to look at
         data_url(make_jpeg()).replace("/", "%2F"),
         "data:,hello",
@@ -710,6 +712,51 @@ async def test_a_long_or_unusual_payload_is_a_threads_work(url: str) -> None:
         assert executor.quick._pool is not None
 
 
+async def test_a_longer_payload_that_comes_alone_is_digested_in_slices() -> None:
+    data = make_jpeg() + bytes(range(256)) * (3 * 4096)
+    iterations = 0
+
+    async def count() -> None:
+        nonlocal iterations
+        while True:
+            iterations += 1
+            await asyncio.sleep(0)
+
+    with MediaExecutor(1) as executor:
+        async with MediaConnector(executor=executor) as connector:
+            counting = asyncio.create_task(count())
+            await asyncio.sleep(0)
+            begun = iterations
+            ref = await connector.load_from_url_async(data_url(data), ImageMediaIO())
+            assert iterations - begun >= 3  # base64, then three slices, each in its iteration
+            assert ref.key == derive_media_key(data, ref.spec)
+            assert ref.data == data
+            assert isinstance(executor.quick, LazyThreadPool)
+            assert executor.quick._pool is None
+            both = [connector.load_from_url_async(data_url(data), ImageMediaIO()) for _ in "ab"]
+            first, second = await asyncio.gather(*both)
+            assert first.key == second.key == ref.key
+            assert executor.quick._pool is not None  # the one that came second
+            counting.cancel()
+
+
+async def test_a_payload_whose_header_is_for_a_thread_is_decoded_from_base64_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths: list[int] = []
+    decode = pybase64.b64decode
+
+    def b64decode(text: Any, **options: Any) -> bytes:
+        lengths.append(len(text))
+        return decode(text, **options)
+
+    monkeypatch.setattr(pybase64, "b64decode", b64decode)
+    url = data_url(make_image("GIF"))
+    async with MediaConnector() as connector:
+        await connector.fetch_image_async(url, ImageMediaIO())
+    assert lengths == [len(url) - url.index(",") - 1]
+
+
 @pytest.mark.parametrize("num_bytes", [15_000, 300_000])
 async def test_of_many_short_payloads_few_are_identified_in_one_iteration(
     num_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -717,12 +764,12 @@ async def test_of_many_short_payloads_few_are_identified_in_one_iteration(
     loop_thread, iteration = threading.get_ident(), 0
     worked: Counter[int] = Counter()
 
-    def refs_at_once(url: Any, *args: Any) -> Any:
+    def decode_at_once(url: Any, *args: Any) -> Any:
         assert threading.get_ident() == loop_thread
         worked[iteration] += len(url)
-        return payloads.refs_at_once(url, *args)
+        return at_once.decode_at_once(url, *args)
 
-    monkeypatch.setattr(connector_module, "refs_at_once", refs_at_once)
+    monkeypatch.setattr(connector_module, "decode_at_once", decode_at_once)
     url = data_url(make_jpeg() + bytes(num_bytes))
     async with MediaConnector() as connector:
         tasks = [
@@ -737,7 +784,7 @@ async def test_of_many_short_payloads_few_are_identified_in_one_iteration(
     keys = {task.result().key for task in tasks[:50] + tasks[51:100]}
     assert len(keys) == 1
     assert tasks[50].cancelled()
-    assert max(worked.values()) <= payloads.QUICK_CHARS
+    assert max(worked.values()) <= at_once.QUICK_CHARS
 
 
 async def test_a_trace_tells_where_bytes_came_from(origin: Origin, tmp_path: Path) -> None:

@@ -17,7 +17,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazydecode.media.identity import EMPTY_SPEC, DecodeSpec, PayloadDigest, derive_media_key
+from lazydecode.media.identity import (
+    EMPTY_SPEC,
+    DecodeSpec,
+    DigestInSlices,
+    PayloadDigest,
+    derive_media_key,
+)
 
 # A small alphabet with what escaping and UTF-8 treat differently.
 LETTERS = 'ab1 "\\\n\x00\x7fß€😀'
@@ -159,6 +165,21 @@ def test_a_shared_digest_gives_the_same_keys(data: bytes, settings: dict[str, An
     assert first == again == derive_media_key(data, spec)
     assert digest.content() == PayloadDigest(data).content()
     assert digest.num_bytes == len(data)
+
+
+@given(st.binary(max_size=64), st.lists(st.integers(1, 40), min_size=64, max_size=64))
+def test_a_digest_in_slices_is_that_of_the_whole(data: bytes, sizes: list[int]) -> None:
+    slices = DigestInSlices(data)
+    taken = 0
+    for size in sizes:
+        taken += size
+        digest = slices.take(size)
+        if digest is not None:
+            break
+    assert digest is not None
+    assert taken - size < max(1, len(data)) <= max(1, taken)
+    assert digest.num_bytes == len(data)
+    assert digest.content() == PayloadDigest(data).content()
 
 
 @given(st.lists(st.tuples(st.binary(max_size=24), settings_dicts), min_size=2, max_size=6))

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from lazydecode.errors import MediaTooLargeError, PayloadChangedError, UnprocessableMediaError
 from lazydecode.limits import DecodeLimits, DownloadCacheLimits, FetchLimits, FetchPolicy
+from lazydecode.media import at_once, download_cache, local_files, payloads
 from lazydecode.media import connector as connector_module
-from lazydecode.media import download_cache, local_files, payloads
 from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.connector import MediaConnector
@@ -192,7 +192,7 @@ async def test_of_many_known_files_few_are_looked_at_in_one_iteration(
             await asyncio.sleep(0)
     assert {task.result().key for task in tasks} == {key}
     assert looks.total() == 100
-    assert max(looks.values()) <= payloads.QUICK_CHARS // payloads.LOOK_CHARS
+    assert max(looks.values()) <= at_once.QUICK_CHARS // at_once.LOOK_CHARS
 
 
 def test_other_options_read_once_more(

@@ -23,6 +23,14 @@ from lazydecode.errors import (
 )
 from lazydecode.limits import FetchLimits, FetchPolicy
 from lazydecode.media import executor as media_executor
+from lazydecode.media.at_once import (
+    LOOK_CHARS,
+    QuickTurns,
+    decode_at_once,
+    digest_in_turns,
+    is_one_slice,
+    makers_at_once,
+)
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.data_urls import DataURL
@@ -34,13 +42,11 @@ from lazydecode.media.http import HttpBody, HttpConnection, decode_content
 from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.payloads import (
-    LOOK_CHARS,
     MediaPayload,
     MediaURL,
-    QuickTurns,
     build_refs,
     known_refs_from_file,
-    refs_at_once,
+    refs_from_bytes,
     refs_from_data,
     refs_from_file,
     strictest_max_bytes,
@@ -391,11 +397,22 @@ class MediaConnector:
         """Return refs over what came with the request; a short payload meets no thread."""
         trace = current_trace()
         turns = self._here().turns
+        data: bytes | None = None
         if turns.allow_now(url) or await turns.allow_soon(url):
-            refs = refs_at_once(url, media_ios, max_bytes, trace)
-            if refs is not None:
-                return refs
-        return await self._run(refs_from_data, url, media_ios, max_bytes, trace)
+            start = time.perf_counter()
+            data = decode_at_once(url, media_ios, max_bytes)
+        if data is None:
+            return await self._run(refs_from_data, url, media_ios, max_bytes, trace)
+        fetched = time.perf_counter()
+        makers = makers_at_once(data, media_ios)
+        if makers is None:
+            refs = await self._run(refs_from_bytes, data, media_ios)
+        else:
+            is_short = is_one_slice(data)
+            digest = PayloadDigest(data) if is_short else await digest_in_turns(data, turns)
+            refs = [make(digest) for make in makers]
+        fill_trace(trace, "data", len(data), start, fetched)
+        return refs
 
     async def _load_file(
         self, url: str, media_ios: Sequence[MediaIO[Any]], max_bytes: int

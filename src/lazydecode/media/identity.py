@@ -122,6 +122,11 @@ def _extended(spec: DecodeSpec, items: tuple[tuple[str, type, Any], ...]) -> Dec
     return DecodeSpec({**spec.settings, **{name: value for name, _, value in items}})
 
 
+def _begin(num_bytes: int) -> hashlib._Hash:
+    """Return the SHA-256 state that a payload of so many bytes continues."""
+    return hashlib.sha256(num_bytes.to_bytes(_LENGTH_BYTES, "little"))
+
+
 class PayloadDigest:
     """One pass over a payload, shared by every key that is derived from it.
 
@@ -136,7 +141,7 @@ class PayloadDigest:
 
     def __init__(self, data: bytes) -> None:
         self.num_bytes = len(data)
-        self._state = hashlib.sha256(len(data).to_bytes(_LENGTH_BYTES, "little"))
+        self._state = _begin(len(data))
         self._state.update(data)
 
     def key(self, spec: DecodeSpec) -> bytes:
@@ -150,6 +155,32 @@ class PayloadDigest:
     def content(self) -> bytes:
         """Identity of the payload alone (32 bytes): the same for every spec."""
         return self._state.copy().digest()
+
+
+class DigestInSlices:
+    """Makes the digest of a payload a part at a time, for an event loop.
+
+    Args:
+        data: The payload.
+    """
+
+    __slots__ = ("_data", "_num_taken", "_state")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = memoryview(data)
+        self._state = _begin(len(data))
+        self._num_taken = 0
+
+    def take(self, num_bytes: int) -> PayloadDigest | None:
+        """Digest the next bytes; return what `PayloadDigest(data)` gives when all were taken."""
+        end = self._num_taken + num_bytes
+        self._state.update(self._data[self._num_taken : end])
+        self._num_taken = end
+        if end < len(self._data):
+            return None
+        digest = PayloadDigest.__new__(PayloadDigest)
+        digest.num_bytes, digest._state = len(self._data), self._state
+        return digest
 
 
 def derive_media_key(data: bytes, spec: DecodeSpec) -> bytes:

@@ -11,9 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, TypeAlias
-
-import pybase64
+from typing import Any, TypeAlias
 
 from lazydecode.errors import BlockedURLError, LazyDecodeError, MediaTooLargeError
 from lazydecode.limits import FetchLimits
@@ -31,21 +29,9 @@ from lazydecode.media.jpeg_sequence import is_jpeg_sequence
 from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.urls import FileURL, parse_url
-from lazydecode.turns import Turns
 
 MediaURL: TypeAlias = str | bytes | memoryview
 """A URL; as bytes or a view it saves a copy of a `data:` URL's text."""
-
-
-QUICK_CHARS: Final = 1536 * 1024
-"""Text of a payload up to which it is decoded and digested at once, in a millisecond at most; a
-thread adds half of one. Of those that come together only the first are: see `QuickTurns`."""
-_ITEM_CHARS: Final = 16 * 1024
-"""Text that takes as long as the rest of what is done for a payload at once."""
-_PATIENT_CHARS: Final = 64 * 1024
-"""Text up to which a payload waits for its turn; asking a thread takes as long."""
-LOOK_CHARS: Final = 64 * 1024
-"""Text that takes as long as a look at a known file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +43,6 @@ class MediaPayload:
 
     def __repr__(self) -> str:
         return f"<MediaPayload, {len(self.data)} bytes>"
-
-
-class QuickTurns(Turns):
-    """Which payloads one event loop identifies itself: however many come, few per iteration."""
-
-    def __init__(self) -> None:
-        super().__init__(QUICK_CHARS)
-
-    def allow_now(self, url: MediaURL | DataURL) -> bool:
-        """Whether it is the loop's work now."""
-        length = _num_chars(url)
-        return length <= QUICK_CHARS and self.take(length + _ITEM_CHARS)
-
-    async def allow_soon(self, url: MediaURL | DataURL) -> bool:
-        """Whether it is the loop's work soon, as a thread takes longer to be asked."""
-        length = _num_chars(url)
-        if length > _PATIENT_CHARS:
-            return False
-        await self.wait(length + _ITEM_CHARS)
-        return True
 
 
 def strictest_max_bytes(limits: FetchLimits, media_ios: Sequence[MediaIO[Any]]) -> int:
@@ -115,62 +81,26 @@ def refs_from_data(
     parsed = url if isinstance(url, DataURL) else parse_data_url(url)
     most = upper_bound(parsed)
     try:
-        _check_size(most, media_ios, max_bytes)
+        check_size(most, media_ios, max_bytes)
     except LazyDecodeError:
         # White space and escapes may make up the difference, but not most of a text.
         if most > 4 * max_bytes:
             raise
-        _check_size(measure(parsed), media_ios, max_bytes)
+        check_size(measure(parsed), media_ios, max_bytes)
     if parsed.is_base64 and is_jpeg_sequence(parsed.media_type):
         # A list with commas, which the decoder takes apart itself.
         text = normalize_text(parsed).decode("ascii")
         return [media_io.load_base64_ref(parsed.media_type, text) for media_io in media_ios]
     data = decode_data_url(parsed)
     fetched = time.perf_counter()
-    refs = build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
+    refs = refs_from_bytes(data, media_ios)
     fill_trace(trace, "data", len(data), start, fetched)
     return refs
 
 
-def refs_at_once(
-    url: MediaURL | DataURL,
-    media_ios: Sequence[MediaIO[Any]],
-    max_bytes: int,
-    trace: FetchTrace | None,
-) -> list[MediaRef[Any]] | None:
-    """Return what `refs_from_data` does, if that takes less time than asking a thread for it.
-
-    For an event loop. None: it is long, unusual, or wrong, and `refs_from_data` has to see to it.
-
-    Raises:
-        LazyDecodeError: If a decoder refuses the payload.
-    """
-    start = time.perf_counter()
-    if _num_chars(url) > QUICK_CHARS:
-        return None
-    parsed = url if isinstance(url, DataURL) else parse_data_url(url)
-    if not parsed.is_base64 or is_jpeg_sequence(parsed.media_type):
-        return None
-    most = upper_bound(parsed)
-    if most > max_bytes:
-        return None
-    try:
-        _check_size(most, media_ios, max_bytes)
-        data = pybase64.b64decode(parsed.payload, validate=True)
-    except (LazyDecodeError, ValueError):
-        return None
-    if not data:
-        return None
-    makers = []
-    for media_io in media_ios:
-        if (make := media_io.ref_at_once(data)) is None:
-            return None
-        makers.append(make)
-    fetched = time.perf_counter()
-    digest = PayloadDigest(data)
-    refs = [make(digest) for make in makers]
-    fill_trace(trace, "data", len(data), start, fetched)
-    return refs
+def refs_from_bytes(data: bytes, media_ios: Sequence[MediaIO[Any]]) -> list[MediaRef[Any]]:
+    """Return a ref for each decoder over a payload that is in memory."""
+    return build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
 
 
 def refs_from_file(
@@ -206,7 +136,7 @@ def refs_from_file(
     parsed = parse_url(url)
     assert isinstance(parsed, FileURL)
     with local_files.open(parsed) as file:
-        _check_size(file.state.num_bytes, media_ios, max_bytes)
+        check_size(file.state.num_bytes, media_ios, max_bytes)
         read_again = partial(_read_file, local_files, parsed, media_ios, max_bytes)
         refs = known.find(file.state, media_ios, read_again)
         if refs is not None:
@@ -247,7 +177,7 @@ def known_refs_from_file(
     refs = known.find(state, media_ios, read_again)
     if refs is None:
         return None
-    _check_size(state.num_bytes, media_ios, max_bytes)
+    check_size(state.num_bytes, media_ios, max_bytes)
     fill_trace(trace, "file", state.num_bytes, start, time.perf_counter())
     return refs
 
@@ -255,17 +185,18 @@ def known_refs_from_file(
 def _read_file(
     local_files: LocalFiles, url: FileURL, media_ios: Sequence[MediaIO[Any]], max_bytes: int
 ) -> tuple[bytes, PayloadDigest]:
-    check_size = partial(_check_size, media_ios=media_ios, max_bytes=max_bytes)
-    data = local_files.read(url, check_size)
+    data = local_files.read(url, partial(check_size, media_ios=media_ios, max_bytes=max_bytes))
     return data, PayloadDigest(data)
 
 
-def _check_size(num_bytes: int, media_ios: Sequence[MediaIO[Any]], max_bytes: int) -> None:
+def check_size(num_bytes: int, media_ios: Sequence[MediaIO[Any]], max_bytes: int) -> None:
+    """Refuse a payload of so many bytes, if it is too large.
+
+    Raises:
+        InvalidRequestError: If a decoder refuses it.
+        MediaTooLargeError: If it has more than `max_bytes`.
+    """
     for media_io in media_ios:
         media_io.check_size(num_bytes)
     if num_bytes > max_bytes:
         raise MediaTooLargeError(f"the encoded media is larger than {max_bytes} bytes")
-
-
-def _num_chars(url: MediaURL | DataURL) -> int:
-    return len(url.payload) if isinstance(url, DataURL) else len(url)
