@@ -233,7 +233,7 @@ async def test_a_pair_has_one_payload_and_one_digest_by_every_scheme(
             digests.append(len(data))
             super().__init__(data)
 
-    for module in (base, connector_module, payloads):
+    for module in (base, connector_module, payloads, at_once):
         monkeypatch.setattr(module, "PayloadDigest", Counted)
     video_io, audio_io = RawIO(kind="video"), RawIO(kind="audio")
     async with make_connector(origin, allowed_local_media_path=tmp_path) as connector:
@@ -764,12 +764,14 @@ async def test_of_many_short_payloads_few_are_identified_in_one_iteration(
     loop_thread, iteration = threading.get_ident(), 0
     worked: Counter[int] = Counter()
 
-    def decode_at_once(url: Any, *args: Any) -> Any:
+    decode_plain = at_once._decode_plain
+
+    def decode(url: Any, *args: Any) -> Any:
         assert threading.get_ident() == loop_thread
         worked[iteration] += len(url)
-        return at_once.decode_at_once(url, *args)
+        return decode_plain(url, *args)
 
-    monkeypatch.setattr(connector_module, "decode_at_once", decode_at_once)
+    monkeypatch.setattr(at_once, "_decode_plain", decode)
     url = data_url(make_jpeg() + bytes(num_bytes))
     async with MediaConnector() as connector:
         tasks = [

@@ -7,18 +7,34 @@ slices. However many come, the loop does little of it in one iteration.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, ParamSpec, Protocol, TypeVar
 
 import pybase64
 
 from lazydecode.errors import LazyDecodeError
-from lazydecode.media.base import MediaIO, PayloadDigest, RefMaker
+from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.data_urls import DataURL, parse_data_url, upper_bound
+from lazydecode.media.fetch_trace import current_trace, fill_trace
 from lazydecode.media.identity import DigestInSlices
 from lazydecode.media.jpeg_sequence import is_jpeg_sequence
-from lazydecode.media.payloads import MediaURL, check_size
+from lazydecode.media.payloads import MediaURL, check_size, refs_from_bytes, refs_from_data
 from lazydecode.turns import Turns
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Run(Protocol):
+    """Runs a function on a thread."""
+
+    async def __call__(
+        self, function: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Return what `function(*args, **kwargs)` returns."""
+        ...
+
 
 QUICK_CHARS: Final = 1536 * 1024
 """Text of payloads that is decoded and digested in one iteration: in a millisecond at most."""
@@ -53,20 +69,52 @@ class QuickTurns(Turns):
         return True
 
 
-def decode_at_once(
-    url: MediaURL | DataURL, media_ios: Sequence[MediaIO[Any]], max_bytes: int
-) -> bytes | None:
-    """Return the payload of a `data:` URL in the plain form of base64.
-
-    None: it is unusual, too large, or wrong, and `refs_from_data` has to see to it.
+async def refs_at_hand(
+    url: MediaURL | DataURL,
+    media_ios: Sequence[MediaIO[Any]],
+    max_bytes: int,
+    *,
+    turns: QuickTurns,
+    run: Run,
+) -> list[MediaRef[Any]]:
+    """Return what `refs_from_data` does for what came with a request.
 
     Args:
         url: The URL, or its parts.
         media_ios: The decoders.
-        max_bytes: The strictest of all caps.
+        max_bytes: The strictest of all caps; checked before anything is decoded.
+        turns: Of the event loop.
+        run: Has a thread do what takes too long here.
 
     Raises:
-        LazyDecodeError: If it is no well-formed `data:` URL.
+        InvalidRequestError: If the URL is malformed, or a decoder refuses its size.
+        UnprocessableMediaError: If the payload is empty or too large, or its base64 is wrong.
+    """
+    trace = current_trace()
+    data: bytes | None = None
+    if turns.allow_now(url) or await turns.allow_soon(url):
+        start = time.perf_counter()
+        data = _decode_plain(url, media_ios, max_bytes)
+    if data is None:
+        return await run(refs_from_data, url, media_ios, max_bytes, trace)
+    fetched = time.perf_counter()
+    makers = [media_io.ref_at_once(data) for media_io in media_ios]
+    if None in makers:  # a header that may take long to read
+        refs = await run(refs_from_bytes, data, media_ios)
+    else:
+        is_short = len(data) <= _SLICE_BYTES
+        digest = PayloadDigest(data) if is_short else await _digest_in_turns(data, turns)
+        refs = [make(digest) for make in makers if make is not None]
+    fill_trace(trace, "data", len(data), start, fetched)
+    return refs
+
+
+def _decode_plain(
+    url: MediaURL | DataURL, media_ios: Sequence[MediaIO[Any]], max_bytes: int
+) -> bytes | None:
+    """Return the payload of a `data:` URL in the plain form of base64; None if that it is not.
+
+    None also if it is too large, empty or wrong: whoever reads other forms says so.
     """
     parsed = url if isinstance(url, DataURL) else parse_data_url(url)
     if not parsed.is_base64 or is_jpeg_sequence(parsed.media_type):
@@ -78,34 +126,13 @@ def decode_at_once(
         return None
 
 
-def makers_at_once(data: bytes, media_ios: Sequence[MediaIO[Any]]) -> list[RefMaker[Any]] | None:
-    """Return what makes each decoder's ref of the payload's digest, its header having been read.
-
-    None: a header may take long to read, and a thread has to do it.
-
-    Raises:
-        LazyDecodeError: If a decoder refuses the payload.
-    """
-    makers = []
-    for media_io in media_ios:
-        if (make := media_io.ref_at_once(data)) is None:
-            return None
-        makers.append(make)
-    return makers
-
-
-async def digest_in_turns(data: bytes, turns: QuickTurns) -> PayloadDigest:
+async def _digest_in_turns(data: bytes, turns: QuickTurns) -> PayloadDigest:
     """Return the digest of a payload, made in slices: others have their turns between."""
     slices = DigestInSlices(data)
     while True:
         await turns.wait(QUICK_CHARS)
         if (digest := slices.take(_SLICE_BYTES)) is not None:
             return digest
-
-
-def is_one_slice(data: bytes) -> bool:
-    """Whether a payload is digested within the iteration in which it was decoded."""
-    return len(data) <= _SLICE_BYTES
 
 
 def _num_chars(url: MediaURL | DataURL) -> int:

@@ -23,14 +23,7 @@ from lazydecode.errors import (
 )
 from lazydecode.limits import FetchLimits, FetchPolicy
 from lazydecode.media import executor as media_executor
-from lazydecode.media.at_once import (
-    LOOK_CHARS,
-    QuickTurns,
-    decode_at_once,
-    digest_in_turns,
-    is_one_slice,
-    makers_at_once,
-)
+from lazydecode.media.at_once import LOOK_CHARS, QuickTurns, refs_at_hand
 from lazydecode.media.base import MediaIO, MediaRef, PayloadDigest
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.data_urls import DataURL
@@ -46,8 +39,6 @@ from lazydecode.media.payloads import (
     MediaURL,
     build_refs,
     known_refs_from_file,
-    refs_from_bytes,
-    refs_from_data,
     refs_from_file,
     strictest_max_bytes,
 )
@@ -250,7 +241,8 @@ class MediaConnector:
             data = data.encode("ascii")
         url = DataURL(media_type.lower(), True, memoryview(data))
         max_bytes = strictest_max_bytes(self.limits, (media_io,))
-        (ref,) = await self._load_data(url, (media_io,), max_bytes)
+        turns = self._here().turns
+        (ref,) = await refs_at_hand(url, (media_io,), max_bytes, turns=turns, run=self._run)
         return ref
 
     def load_base64(self, media_type: str, data: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
@@ -367,7 +359,8 @@ class MediaConnector:
         """Return a ref for each decoder over what `url` leads to."""
         max_bytes = strictest_max_bytes(self.limits, media_ios)
         if is_data_url(url):
-            return self._load_data(url, media_ios, max_bytes)
+            turns = self._here().turns
+            return refs_at_hand(url, media_ios, max_bytes, turns=turns, run=self._run)
         text = as_text(url).strip(" ")
         if text[:5].lower() == "file:":
             return self._load_file(text, media_ios, max_bytes)
@@ -389,29 +382,6 @@ class MediaConnector:
             self._known.learn(_download(payload.digest.content()), payload.digest, media_ios, refs)
         if trace := current_trace():
             fill_trace(trace, trace.source, len(payload.data), start, fetched)
-        return refs
-
-    async def _load_data(
-        self, url: MediaURL | DataURL, media_ios: Sequence[MediaIO[Any]], max_bytes: int
-    ) -> list[MediaRef[Any]]:
-        """Return refs over what came with the request; a short payload meets no thread."""
-        trace = current_trace()
-        turns = self._here().turns
-        data: bytes | None = None
-        if turns.allow_now(url) or await turns.allow_soon(url):
-            start = time.perf_counter()
-            data = decode_at_once(url, media_ios, max_bytes)
-        if data is None:
-            return await self._run(refs_from_data, url, media_ios, max_bytes, trace)
-        fetched = time.perf_counter()
-        makers = makers_at_once(data, media_ios)
-        if makers is None:
-            refs = await self._run(refs_from_bytes, data, media_ios)
-        else:
-            is_short = is_one_slice(data)
-            digest = PayloadDigest(data) if is_short else await digest_in_turns(data, turns)
-            refs = [make(digest) for make in makers]
-        fill_trace(trace, "data", len(data), start, fetched)
         return refs
 
     async def _load_file(
