@@ -123,15 +123,21 @@ class MultiModalHasher:
             known = ", ".join(sorted(_ALGORITHMS))
             raise ValueError(f"unknown hash algorithm {algorithm!r}; known: {known}")
         digest = new()
+        short: list[Chunk] = []
         for key in sorted(kwargs):
             value = kwargs[key]
-            digest.update(_framed_text(key))
-            # What a hit's identity is made of: names, and a reference.
+            short.append(_framed_text(key))
+            # What a hit's identity is made of, and digested in one call: names, and a reference.
             if type(value) is str and len(value) <= _SHORT_CHARS:
-                digest.update(_framed_text(value))
+                short.append(_framed_text(value))
+            elif isinstance(value, MediaRef):
+                short += _frame(b"b", value.key)
             else:
+                digest.update(b"".join(short))
+                short.clear()
                 for chunk in cls.serialize_item(value):
                     digest.update(chunk)
+        digest.update(b"".join(short))
         return digest.hexdigest()
 
     @classmethod

@@ -7,7 +7,6 @@ from typing import Any
 
 from lazydecode.models.embedding_inputs import ItemEmbeddings
 from lazydecode.parse import ModalityDataItems, MultiModalDataParser
-from lazydecode.parse.embeddings import EmbeddingItems
 
 _Parse = Callable[[Any], ModalityDataItems[Any, Any]]
 
@@ -27,12 +26,13 @@ class GenericDataParser(MultiModalDataParser):
             expected_hidden_size=None if embeddings is None else embeddings.hidden_size,
         )
         self._embeddings = embeddings
-
-    def _get_subparsers(self) -> Mapping[str, _Parse]:
-        return {
+        self._subparsers = {
             modality: self._or_embeddings(modality, parse)
             for modality, parse in super()._get_subparsers().items()
         }
+
+    def _get_subparsers(self) -> Mapping[str, _Parse]:
+        return self._subparsers
 
     def _or_embeddings(self, modality: str, parse: _Parse) -> _Parse:
         """Return a parser that also takes embeddings, in the form that the family wants."""
@@ -41,12 +41,13 @@ class GenericDataParser(MultiModalDataParser):
         def parse_either(data: Any) -> ModalityDataItems[Any, Any]:
             if (
                 embeddings is not None
+                and not isinstance(data, list)  # as nearly always
                 and modality in embeddings.rules
                 and isinstance(data, Mapping)
             ):
                 return embeddings.group(modality, data)
             items = parse(data)
-            if isinstance(items, EmbeddingItems):
+            if items.holds_embeddings:
                 if embeddings is None:
                     raise ValueError(f"the model takes no {modality} embeddings")
                 embeddings.check_alone(modality)

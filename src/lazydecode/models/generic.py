@@ -322,7 +322,7 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
         options = inputs.hf_processor_mm_kwargs
         tenant = inputs.cache_salt
         chunks = inputs.mm_data_items.get(VISION_CHUNK)
-        if not isinstance(chunks, VisionChunkProcessorItems):
+        if chunks is None or not isinstance(chunks, VisionChunkProcessorItems):
             built = self.family.build_prompt(
                 inputs.prompt, texts, options, pairs=inputs.sound_pairs, tenant=tenant
             )
@@ -359,9 +359,11 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
 
 def _small_part(item: MultiModalKwargsItem | None) -> MultiModalKwargsItem:
     """The tensors of an item that stay on the CPU: grids and sizes."""
-    return MultiModalKwargsItem(
-        {} if item is None else {n: e for n, e in item.items() if e.field.keep_on_cpu}
-    )
+    small = MultiModalKwargsItem()
+    if item is not None:
+        # Into the dict within: a `UserDict` takes ten calls to be filled or walked.
+        small.data = {n: e for n, e in item.data.items() if e.field.keep_on_cpu}
+    return small
 
 
 def is_container(ref: MediaRef[Any]) -> bool:

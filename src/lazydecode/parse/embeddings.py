@@ -24,6 +24,8 @@ class EmbeddingItems(ModalityDataItems[Any, Any]):
         ValueError: If the rank or the last axis is wrong; the text names the item.
     """
 
+    holds_embeddings = True
+
     def __init__(self, data: Any, modality: str, expected_hidden_size: int | None = None) -> None:
         super().__init__(data, modality)
         for index in range(self.get_count()):

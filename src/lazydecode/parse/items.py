@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from PIL import Image
@@ -26,6 +26,9 @@ class ModalityDataItems(ABC, Generic[_D, _I]):
         data: The items as stored.
         modality: Their modality, for example `image`.
     """
+
+    holds_embeddings: ClassVar[bool] = False
+    """Whether they came as embeddings in the place of media."""
 
     def __init__(self, data: _D, modality: str) -> None:
         self.data = data
@@ -91,6 +94,8 @@ class ModalityDataItems(ABC, Generic[_D, _I]):
         """Return the same items under other positions in the request, one for each."""
         if len(indices) != self.get_count():
             raise ValueError(f"{len(indices)} numbers do not name {self.get_count()} items")
+        if self._original_indices is None and [*indices] == [*range(len(indices))]:
+            return self
         numbered = copy.copy(self)
         numbered._original_indices = list(indices)
         return numbered

@@ -106,7 +106,9 @@ class MultiModalDataParser:
         if self.is_embeddings(data):
             self._check_missing_embeddings("image", data)
             return ImageEmbeddingItems(data, self.expected_hidden_size)
-        if isinstance(data, MediaRef | Image.Image) or (_is_array(data) and data.ndim == 3):
+        if not isinstance(data, list) and (
+            isinstance(data, MediaRef | Image.Image) or (_is_array(data) and data.ndim == 3)
+        ):
             data = [data]
         return ImageProcessorItems(_each("image", data, self._prepare_image))
 
@@ -210,10 +212,8 @@ class MultiModalDataParser:
     @classmethod
     def is_embeddings(cls, data: object) -> bool:
         """Whether `data` is a 3-d tensor, or a list of 2-d tensors with or without None."""
-        if _is_tensor(data):
-            return bool(data.ndim == _EMBEDDING_NDIM + 1)
         if not isinstance(data, list):
-            return False
+            return _is_tensor(data) and bool(data.ndim == _EMBEDDING_NDIM + 1)
         given = [item for item in data if item is not None]
         return bool(given) and all(
             _is_tensor(item) and item.ndim == _EMBEDDING_NDIM for item in given
@@ -252,7 +252,8 @@ def _form(value: object) -> str:
 
 def _each(modality: str, data: Any, prepare: Callable[[Any], Any]) -> list[Any]:
     """Prepare every item but None; an error says which item it is about."""
-    if not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping):
+    is_list = isinstance(data, list)  # as nearly always; abstract classes are slow to answer
+    if not is_list and (not isinstance(data, Iterable) or isinstance(data, str | bytes | Mapping)):
         raise ValueError(f"{modality} data cannot be given as {_form(data)}")
     prepared = []
     for index, item in enumerate(data):

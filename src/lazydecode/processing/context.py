@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -112,6 +113,11 @@ class BaseProcessingInfo:
     def model_id(self) -> str:
         """The name of the model in identities."""
         return str(self.ctx.model_config.model)
+
+    @cached_property
+    def identity_scope(self) -> tuple[str, str]:
+        """The model's name, and the digest of identities: what all of them depend on."""
+        return self.model_id, self.ctx.get_mm_config().mm_hasher_algorithm
 
     def get_supported_mm_limits(self) -> Mapping[str, int | None]:
         """Return modality -> items per request that the family takes; None is no limit.

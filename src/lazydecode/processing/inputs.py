@@ -65,6 +65,8 @@ class ProcessorInputs:
         A client's uuid is the identity as it is, unless something else is known on which the
         result depends; then that is hashed together with it.
         """
+        if self.mm_hash_items is not None:
+            return {m: [*self.mm_hash_items[m]] for m in self.mm_data_items}
         return {
             modality: [
                 self.get_item_hash(modality, index, model_id, algorithm)
@@ -101,19 +103,14 @@ class ProcessorInputs:
 
     def _hash_factors(self, modality: str) -> dict[str, object]:
         """Return everything besides the item on which its result depends, without the empty."""
-        media_io_kwargs: object
+        media_io_kwargs: object = self.media_io_kwargs
+        processor_kwargs = self.hf_processor_mm_kwargs
         if modality in _SCOPED_KWARGS:
-            others = {name for other, name in _SCOPED_KWARGS.items() if other != modality}
-            processor_kwargs = {
-                name: value
-                for name, value in self.hf_processor_mm_kwargs.items()
-                if name not in others
-            }
+            if processor_kwargs:
+                others = {name for other, name in _SCOPED_KWARGS.items() if other != modality}
+                processor_kwargs = {n: v for n, v in processor_kwargs.items() if n not in others}
             options = self.media_io_kwargs.get(modality)
-            media_io_kwargs = {modality: options} if options else {}
-        else:
-            processor_kwargs = dict(self.hf_processor_mm_kwargs)
-            media_io_kwargs = self.media_io_kwargs
+            media_io_kwargs = {modality: options} if options else None
         factors = {
             "media_io_kwargs": media_io_kwargs,
             "mm_processor_kwargs": processor_kwargs,

@@ -286,7 +286,7 @@ class BaseMultiModalProcessor(ProcessingSteps):
     def _hash_mm_items(self, state: MultiModalApplyState) -> dict[str, list[str]]:
         """Return modality -> the identity of each item."""
         inputs, timing_ctx = self.set_apart(state.inputs), state.timing_ctx
-        algorithm, model_id = self.info.ctx.get_mm_config().mm_hasher_algorithm, self.info.model_id
+        model_id, algorithm = self.info.identity_scope
         if timing_ctx.observer is None:
             return inputs.get_mm_hashes(model_id, algorithm)
         hashes: dict[str, list[str]] = {}

@@ -315,8 +315,7 @@ class ChunkResolver:
 
     def _hash_at(self, inputs: ProcessorInputs, modality: str, index: int) -> str:
         info = self._processor.info
-        algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
-        return inputs.get_item_hash(modality, index, info.model_id, algorithm)
+        return inputs.get_item_hash(modality, index, *info.identity_scope)
 
 
 def _names(mm_hash: str, count: int) -> list[str]:

@@ -52,8 +52,7 @@ class DecodeCounter:
             inputs: The request.
             trusts_hits: Whether what is cached is left out.
         """
-        info = self._processor.info
-        algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
+        scope = self._processor.info.identity_scope
         missing: dict[tuple[str, int | str], EncodedRef] = {}
         for modality, items in inputs.mm_data_items.items():
             for index in range(items.get_count()):
@@ -62,7 +61,7 @@ class DecodeCounter:
                     continue
                 key: int | str = index
                 if inputs.cache is not None:
-                    key = inputs.get_item_hash(modality, index, info.model_id, algorithm)
+                    key = inputs.get_item_hash(modality, index, *scope)
                     if trusts_hits and self._holds(modality, key, inputs.cache):
                         continue
                 number = items.get_original_index(index)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError, TimeLimitError
 from lazydecode.inputs import MultiModalInput
@@ -30,12 +31,15 @@ def check_placeholders(prompt: MultiModalInput, inputs: ProcessorInputs) -> None
 
 def client_errors() -> OnError:
     """Turn the ValueErrors in which lower rooms state rules on options into the client's error."""
-    return OnError(_as_client_error)
+    return _CLIENT_ERRORS
 
 
 def _as_client_error(exc: BaseException) -> None:
     if isinstance(exc, ValueError) and not isinstance(exc, LazyDecodeError):
         raise InvalidRequestError(str(exc)) from exc
+
+
+_CLIENT_ERRORS: Final = OnError(_as_client_error)
 
 
 def time_limit(deadline: float | None) -> OnError:

@@ -10,12 +10,10 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
 
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.errors import LazyDecodeError
 from lazydecode.inputs import MultiModalInput
-from lazydecode.media.base import MediaRef
 from lazydecode.models.generic import GenericMultiModalProcessor, HeaderRendering
 from lazydecode.processing.inputs import ProcessorInputs
 from lazydecode.processing.processor import BaseMultiModalProcessor
@@ -73,34 +71,32 @@ class HeaderRenderer:
         processor = self._processor
         if not isinstance(processor, GenericMultiModalProcessor):
             return None
-        refs: list[MediaRef[Any]] = []
-        try:
-            with timeline.stage("headers"), client_errors(), naming_videos(job.items):
-                inputs, named = self._inputs.build(job, cache, refs)
-                missing = self._counter.find_missing(inputs)
-                if not missing:
-                    return self._render_hits(processor, job, inputs, named, timeline)
-                if job.load is not None:
-                    # What a chunk model's videos give is worked out from their headers always.
-                    needed = missing if self._chunks is None else all_refs(inputs)
-                    await job.load([item for item in needed if not item[2].knows_header])
-                if self._chunks is None and job.is_short:
-                    known = processor.render_known(inputs)
-                    if known is not None:
-                        prompt = self._finish(processor, inputs, known)
-                        self._inputs.bind(named, cache)
-                        return prompt
-                rendering = await asyncio.get_running_loop().run_in_executor(
-                    self._processing, lambda: self._render(processor, job, inputs)
-                )
-                if rendering is not None:
+        with timeline.stage("headers"), client_errors(), naming_videos(job.items):
+            inputs, named = self._inputs.build(job, cache)
+            hits = self._render_hits(processor, job, inputs, named, timeline)
+            if hits is not None:
+                return hits
+            missing = self._counter.find_missing(inputs)
+            if not missing:
+                return None
+            if job.load is not None:
+                # What a chunk model's videos give is worked out from their headers always.
+                needed = missing if self._chunks is None else all_refs(inputs)
+                await job.load([item for item in needed if not item[2].knows_header])
+            if self._chunks is None and job.is_short:
+                known = processor.render_known(inputs)
+                if known is not None:
+                    prompt = self._finish(processor, inputs, known)
                     self._inputs.bind(named, cache)
-            if rendering is None:
-                timeline.fall_back(job.request_id, HEADERS_FALL_SHORT)
-            return rendering
-        finally:
-            for ref in refs:
-                ref.release()
+                    return prompt
+            rendering = await asyncio.get_running_loop().run_in_executor(
+                self._processing, lambda: self._render(processor, job, inputs)
+            )
+            if rendering is not None:
+                self._inputs.bind(named, cache)
+        if rendering is None:
+            timeline.fall_back(job.request_id, HEADERS_FALL_SHORT)
+        return rendering
 
     def _render_hits(
         self,
@@ -110,7 +106,7 @@ class HeaderRenderer:
         named: Sequence[NamedItem],
         timeline: Timeline,
     ) -> MultiModalInput | None:
-        """Return the prompt of a short request all of whose items are cached.
+        """Return the prompt of a short request all of whose items are cached; else None.
 
         What was read from the cache is right whatever happens to it meanwhile. That the items were
         used is noted in order with other requests, and not waited for.
@@ -151,13 +147,11 @@ class HeaderRenderer:
         inputs: ProcessorInputs,
         rendering: HeaderRendering,
     ) -> MultiModalInput:
-        info = processor.info
-        algorithm = info.ctx.get_mm_config().mm_hasher_algorithm
         prompt = MultiModalInput(
             type="multimodal",
             prompt_token_ids=rendering.token_ids,
             mm_kwargs={m: [*items] for m, items in rendering.metadata.items()},
-            mm_hashes=inputs.get_mm_hashes(info.model_id, algorithm),
+            mm_hashes=inputs.get_mm_hashes(*processor.info.identity_scope),
             mm_placeholders=rendering.placeholders,
         )
         self._inputs.finish(prompt, inputs)

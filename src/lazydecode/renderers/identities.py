@@ -70,7 +70,7 @@ class ItemIdentities:
         holds_video: Callable[[str, BaseMultiModalProcessorCache], bool] | None = None,
         bindings: Bindings | None = None,
     ) -> None:
-        self._info = info
+        self._scope = info.identity_scope
         self._conflict = conflict
         self._holds_video = holds_video
         self.bindings: Bindings = UuidBindings() if bindings is None else bindings
@@ -133,7 +133,7 @@ class ItemIdentities:
                 without.append((item, position))
                 group.append(CONTESTED)
                 continue
-            mm_hash = inputs.get_item_hash(item.modality, position, *self._model())
+            mm_hash = inputs.get_item_hash(item.modality, position, *self._scope)
             group.append(mm_hash)
             if item.uuid is not None:
                 name = self._name(item.modality, item.uuid, inputs)
@@ -177,10 +177,7 @@ class ItemIdentities:
             raise _conflict(item)
 
     def _name(self, modality: str, uuid: str, options: ProcessorInputs) -> str:
-        return options.get_uuid_hash(modality, uuid, *self._model())
-
-    def _model(self) -> tuple[str, str]:
-        return self._info.model_id, self._info.ctx.get_mm_config().mm_hasher_algorithm
+        return options.get_uuid_hash(modality, uuid, *self._scope)
 
 
 def _is_remote(item: MediaRequest) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from lazydecode.cache import BaseMultiModalProcessorCache
@@ -80,14 +80,18 @@ class JobInputs:
         self._fingerprint = fingerprint
 
     def build(
-        self, job: Job, cache: BaseMultiModalProcessorCache | None, refs: list[MediaRef[Any]]
+        self,
+        job: Job,
+        cache: BaseMultiModalProcessorCache | None,
+        refs: list[MediaRef[Any]] | None = None,
     ) -> tuple[ProcessorInputs, list[NamedItem]]:
         """Return the inputs, and what uuids stand for once they were processed.
 
         Args:
             job: What is to be processed.
             cache: The one that it goes by; None: none.
-            refs: Gets the references of the inputs, which the caller releases in any case.
+            refs: Gets the references of the inputs, which the caller releases in any case. None:
+                the inputs are over the items' own, none of which may be decoded.
 
         Raises:
             MissingMediaError: If an item has no bytes, and its uuid stands for nothing.
@@ -96,15 +100,15 @@ class JobInputs:
         data: dict[str, Any] = {}
         numbers: dict[str, list[int]] = {}
         for item in job.items:
-            ref = item.new_ref()
-            if ref is not None:
-                refs.append(ref)
-            elif cache is None:
+            ref = item.ref if refs is None else item.new_ref()
+            if ref is None and cache is None:
                 raise MissingMediaError(
                     "an item with a uuid alone needs the processor cache, which is off",
                     modality=item.modality,
                     index=item.index,
                 )
+            if ref is not None and refs is not None:
+                refs.append(ref)
             data.setdefault(item.modality, []).append(ref)
             numbers.setdefault(item.modality, []).append(item.index)
         data.update(job.embeddings)
@@ -128,12 +132,13 @@ class JobInputs:
         if cache is None:
             return self._processor.set_apart(inputs), []
         resolved = self._identities.resolve(job.items, inputs)
-        return replace(inputs, mm_hash_items=resolved.hashes), resolved.named
+        inputs.mm_hash_items = resolved.hashes
+        return inputs, resolved.named
 
     def finish(self, prompt: MultiModalInput, inputs: ProcessorInputs) -> None:
         """Say what chunks were cut from, and refuse items of which the model sees nothing."""
         chunks = inputs.mm_data_items.get(VISION_CHUNK)
-        if isinstance(chunks, VisionChunkProcessorItems):
+        if chunks is not None and isinstance(chunks, VisionChunkProcessorItems):
             prompt["mm_origins"] = {VISION_CHUNK: list(chunks.origins)}
         if self._processor.items_in_prompt:
             check_placeholders(prompt, inputs)

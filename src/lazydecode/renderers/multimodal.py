@@ -167,12 +167,8 @@ class MultiModalRunner:
 
     def needs_media(self, job: Job, cache: BaseMultiModalProcessorCache | None) -> bool:
         """Whether an item of the job would have to be decoded now; changes no order."""
-        refs: list[MediaRef[Any]] = []
-        try:
-            return bool(self._counter.find_missing(self._inputs.build(job, cache, refs)[0]))
-        finally:
-            for ref in refs:
-                ref.release()
+        inputs, _ = self._inputs.build(job, cache)
+        return bool(self._counter.find_missing(inputs))
 
     async def drain(self) -> None:
         """Return when nothing runs any more of requests that were given up."""
