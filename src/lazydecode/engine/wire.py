@@ -94,7 +94,7 @@ def encode_metadata(
 
 def small_numbers(item: MultiModalKwargsItem) -> dict[str, Any]:
     """Return the small part of an item as numbers and nested lists of them, by field."""
-    return {name: elem.numbers() for name, elem in item.data.items() if elem.field.keep_on_cpu}
+    return {name: elem.numbers() for name, elem in item.items() if elem.field.keep_on_cpu}
 
 
 def decode_item(data: bytes | bytearray | memoryview) -> MultiModalKwargsItem:

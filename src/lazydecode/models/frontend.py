@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from lazydecode.errors import InvalidRequestError
@@ -130,7 +131,7 @@ class ModelFrontend:
         has_bos = isinstance(bos, str) and bool(bos) and rendered.text.startswith(bos)
         return self.prompt_tokenizer.encode(rendered.text, add_special_tokens=not has_bos)
 
-    @property
+    @cached_property
     def writes_unlocked(self) -> bool:
         """Whether prompts are written and tokenized without waiting for another thread."""
         if not isinstance(self.template, ChatTemplate):

@@ -359,11 +359,9 @@ class GenericMultiModalProcessor(BaseMultiModalProcessor):
 
 def _small_part(item: MultiModalKwargsItem | None) -> MultiModalKwargsItem:
     """The tensors of an item that stay on the CPU: grids and sizes."""
-    small = MultiModalKwargsItem()
-    if item is not None:
-        # Into the dict within: a `UserDict` takes ten calls to be filled or walked.
-        small.data = {n: e for n, e in item.data.items() if e.field.keep_on_cpu}
-    return small
+    return MultiModalKwargsItem(
+        {} if item is None else {n: e for n, e in item.items() if e.field.keep_on_cpu}
+    )
 
 
 def is_container(ref: MediaRef[Any]) -> bool:

@@ -70,8 +70,8 @@ def choose_sounds(
     Raises:
         InvalidRequestError: If it cannot, or the option is neither true nor false.
     """
-    rest, wanted = split_option(request)
-    if wanted is None:
+    rest, wanted = split_option(request) if request else ({}, None)
+    if wanted is None and has_video:
         wanted = split_option(server)[1]
     wanted = bool(wanted and has_video)
     if wanted and not pairs_sound:

@@ -45,7 +45,7 @@ from lazydecode.renderers.chat import (
 from lazydecode.renderers.chunks import ChunkResolver
 from lazydecode.renderers.decode_options import merge_media_io_kwargs
 from lazydecode.renderers.embeds import EmbeddingLoader, check_embeds
-from lazydecode.renderers.guards import naming_first, naming_videos, time_limit
+from lazydecode.renderers.guards import naming_first, naming_videos, until
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.identities import ItemIdentities
 from lazydecode.renderers.jobs import Job
@@ -60,6 +60,17 @@ from lazydecode.renderers.timeline import Timeline
 from lazydecode.renderers.warm_up import WarmUp
 
 _T = TypeVar("_T")
+
+
+def lower_limits(
+    model: Mapping[str, int | None], server: Mapping[str, int]
+) -> dict[str, int | None]:
+    """Return the most items of each modality that both take; None: no limit."""
+    limits = dict(model)
+    for modality, limit in server.items():
+        known = limits.get(modality)
+        limits[modality] = limit if known is None else min(known, limit)
+    return limits
 
 
 class BaseRenderer:
@@ -91,6 +102,7 @@ class BaseRenderer:
         self.settings = settings
         self.executor = executor
         limits = self.limits = settings.request_limits
+        self._max_items = lower_limits(frontend.max_items, limits.max_items)
         self._connector = connector
         self._mm_executor = OrderedWorker("lazydecode-mm")
         self.prompts = PromptWriter(frontend, max_chars=limits.max_prompt_chars)
@@ -202,23 +214,21 @@ class BaseRenderer:
                 that has too many items.
         """
         conversation = request.conversation
-        check_embeds(
-            conversation.embeds, conversation.media, enabled=self.settings.enable_mm_embeds
-        )
-        check_item_counts(
-            conversation.counts(),
-            modalities=self.frontend.modalities,
-            max_items=self._max_items(),
-        )
+        counts = conversation.counts()
+        if conversation.embeds:
+            check_embeds(
+                conversation.embeds, conversation.media, enabled=self.settings.enable_mm_embeds
+            )
+        check_item_counts(counts, modalities=self.frontend.modalities, max_items=self._max_items)
         if (token_ids := request.prompt_token_ids) is not None:
             self.prompts.check_token_count(token_ids, parameter="prompt_token_ids")
             await self.prompts.on_thread(
-                lambda: self.frontend.check_prompt_tokens(token_ids, conversation.counts())
+                lambda: self.frontend.check_prompt_tokens(token_ids, counts)
             )
         processor_kwargs, wants_sounds = choose_sounds(
             request.mm_processor_kwargs,
             self.settings.mm_processor_kwargs,
-            has_video="video" in conversation.counts(),
+            has_video="video" in counts,
             pairs_sound=self.frontend.pairs_sound,
         )
         media = with_sounds(conversation.media) if wants_sounds else conversation.media
@@ -232,10 +242,11 @@ class BaseRenderer:
             )
         # Embeddings are not processed, so that no hit could spare anything; what is made of an
         # item with chance in it is never wanted again.
+        random = self.frontend.random(processor_kwargs)
         skips_cache = (
             request.skip_mm_cache
             or bool(conversation.embeds)
-            or bool({i.modality for i in media} & self.frontend.random(processor_kwargs).keys())
+            or (bool(random) and any(item.modality in random for item in media))
         )
         options, named = None, list[str]()
         if any(item.uuid is not None for item in media):
@@ -251,18 +262,15 @@ class BaseRenderer:
                 with naming_videos(media):
                     cache = self.caches.select(purpose, skip=skips_cache)
                     self.identities.find_held(media, options, cache)
-            with time_limit(deadline):
-                async with asyncio.timeout_at(deadline):
-                    prompt, items = await self._write_and_fetch(
-                        request, media, decoders, hold, timeline
-                    )
-
+            async with until(deadline):
+                prompt, items = await self._write_and_fetch(
+                    request, media, decoders, hold, timeline
+                )
             try:
                 embeddings: Mapping[str, Any] = {}
                 if conversation.embeds:
-                    with time_limit(deadline):
-                        async with asyncio.timeout_at(deadline):
-                            embeddings = await self._embeddings.load(conversation.embeds, hold=hold)
+                    async with until(deadline):
+                        embeddings = await self._embeddings.load(conversation.embeds, hold=hold)
                 job = Job(
                     request_id=request.request_id,
                     prompt=prompt,
@@ -318,14 +326,6 @@ class BaseRenderer:
         await asyncio.to_thread(self.warm_up.join)
         return await self.on_worker(clear)
 
-    def _max_items(self) -> dict[str, int | None]:
-        """The model's limits and the server's, the lower one each."""
-        limits: dict[str, int | None] = dict(self.frontend.max_items)
-        for modality, limit in self.limits.max_items.items():
-            known = limits.get(modality)
-            limits[modality] = limit if known is None else min(known, limit)
-        return limits
-
     async def _write_and_fetch(
         self,
         request: RenderRequest,
@@ -337,13 +337,9 @@ class BaseRenderer:
         """The prompt and the items: both at once, if either is worth a task of its own."""
         if not media:
             return await self.prompts.write(request, timeline), []
+        prompt = self.prompts.write_at_once(request, timeline)
         fetching = self._fetcher.fetch_all(media, decoders, hold=hold, timeline=timeline)
-        if request.prompt_token_ids is not None or self.prompts.is_quick(request):
-            try:
-                prompt = await self.prompts.write(request, timeline)
-            except BaseException:
-                fetching.close()
-                raise
+        if prompt is not None:
             return prompt, await fetching
         return await both(self.prompts.write(request, timeline), fetching)
 

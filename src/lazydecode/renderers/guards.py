@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Final
 
 from lazydecode.errors import InvalidRequestError, LazyDecodeError, TimeLimitError
@@ -54,6 +55,21 @@ def time_limit(deadline: float | None) -> OnError:
             ) from exc
 
     return OnError(handle)
+
+
+def until(deadline: float | None) -> AbstractAsyncContextManager[None]:
+    """End the block at a time of the event loop, by the client's error; None: at no time."""
+    return _UNLIMITED if deadline is None else _until(deadline)
+
+
+@asynccontextmanager
+async def _until(deadline: float) -> AsyncIterator[None]:
+    with time_limit(deadline):
+        async with asyncio.timeout_at(deadline):
+            yield
+
+
+_UNLIMITED: Final = nullcontext()
 
 
 def naming_videos(items: Sequence[EncodedItem] | Sequence[MediaRequest]) -> OnError:

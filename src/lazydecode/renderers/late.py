@@ -6,14 +6,13 @@ a payload that was identified before. Most requests end without either. The othe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from lazydecode.errors import LazyDecodeError, MissingMediaError, PayloadChangedError
 from lazydecode.media.base import MediaIO, MediaRef
-from lazydecode.renderers.guards import time_limit
+from lazydecode.renderers.guards import until
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.jobs import Job
 from lazydecode.renderers.media import EncodedItem, MediaFetcher
@@ -63,7 +62,6 @@ class LateMedia:
                     raise
                 repaired.add(type(exc))
             fetch = self.fetcher.fetch_late if is_lost else self.fetcher.fetch_changed
-            with time_limit(deadline):
-                async with asyncio.timeout_at(deadline):
-                    await fetch(self.items, self.decoders, hold=self.hold, timeline=self.timeline)
+            async with until(deadline):
+                await fetch(self.items, self.decoders, hold=self.hold, timeline=self.timeline)
             job.deadline = deadline

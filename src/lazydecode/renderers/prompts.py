@@ -54,14 +54,18 @@ class PromptWriter:
         self._max_chars = max_chars
         self._threads = ThreadPoolExecutor(_THREADS, "lazydecode-tokenize")
 
-    def is_quick(self, request: RenderRequest) -> bool:
-        """Whether the prompt needs no thread: the event loop writes it in a fraction of a ms."""
-        return (
-            not request.tools
-            and not request.chat_template_kwargs
-            and request.conversation.is_short
-            and self._frontend.writes_unlocked
-        )
+    def write_at_once(self, request: RenderRequest, timeline: Timeline) -> str | list[int] | None:
+        """The prompt of a request with items, if it takes a fraction of a ms; None: see `write`.
+
+        Raises:
+            LazyDecodeError: If the model refuses the conversation.
+        """
+        if request.prompt_token_ids is not None:
+            return request.prompt_token_ids
+        if not self._is_quick(request):
+            return None
+        with timeline.stage("template"):
+            return self._write(request).prompt
 
     async def write(self, request: RenderRequest, timeline: Timeline) -> str | list[int]:
         """The text with placeholders, or token ids if there are no media to be put into it.
@@ -72,8 +76,8 @@ class PromptWriter:
         if request.prompt_token_ids is not None:
             return request.prompt_token_ids
         with timeline.stage("template"):
-            if not self.is_quick(request):
-                return await self.on_thread(lambda: self._finish(request, self._write(request)))
+            if not self._is_quick(request):
+                return await self.on_thread(lambda: self._write_long(request))
             rendered = self._write(request)
             if request.conversation.has_items or len(rendered.text) <= _QUICK_CHARS:
                 return self._finish(request, rendered)
@@ -95,14 +99,28 @@ class PromptWriter:
         """
         check_text_size(len(token_ids), self._max_chars, parameter=parameter, unit="token ids")
 
-    def _write(self, request: RenderRequest) -> RenderedPrompt:
-        if not request.conversation.is_short:
-            size = text_size(request.conversation.messages, limit=self._max_chars)
-            check_text_size(size, self._max_chars, parameter="messages")
-        for name in ("tools", "chat_template_kwargs"):
-            if value := getattr(request, name):
+    def _is_quick(self, request: RenderRequest) -> bool:
+        """Whether the prompt needs no thread: the event loop writes it in a fraction of a ms."""
+        return (
+            not request.tools
+            and not request.chat_template_kwargs
+            and request.conversation.is_short
+            and self._frontend.writes_unlocked
+        )
+
+    def _write_long(self, request: RenderRequest) -> str | list[int]:
+        """Write a prompt of any size, or refuse it for its size."""
+        for name, value in (
+            ("messages", request.conversation.messages),
+            ("tools", request.tools),
+            ("chat_template_kwargs", request.chat_template_kwargs),
+        ):
+            if value:
                 size = text_size(value, limit=self._max_chars)
                 check_text_size(size, self._max_chars, parameter=name)
+        return self._finish(request, self._write(request))
+
+    def _write(self, request: RenderRequest) -> RenderedPrompt:
         return self._frontend.render_chat(
             request.conversation.messages,
             tools=request.tools,
