@@ -525,8 +525,9 @@ async def test_closing_ends_what_is_fetched(origin: Origin) -> None:
     with pytest.raises(RuntimeError, match="closed"):
         await fetch
     await wait_until(lambda: origin.open_connections == 0)
-    with pytest.raises(RuntimeError, match="closed"):
-        await connector.fetch_image_async(origin.serve("/b", b"x"), RAW)
+    for url in (origin.serve("/b", b"x"), "data:,x", "file:///tmp/x"):
+        with pytest.raises(RuntimeError, match="closed"):
+            await connector.fetch_image_async(url, RAW)
 
 
 @pytest.mark.stress

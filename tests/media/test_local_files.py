@@ -18,7 +18,7 @@ from lazydecode.errors import (
     UnprocessableMediaError,
 )
 from lazydecode.media import local_files
-from lazydecode.media.local_files import LocalFiles
+from lazydecode.media.local_files import FileState, LocalFiles
 from lazydecode.media.urls import FileURL, parse_url
 
 CASES = Path(__file__).parent.parent / "cases" / "media" / "k4_tree"
@@ -192,7 +192,11 @@ def test_a_path_that_changes_all_the_time_never_leads_out(tree: Path) -> None:
     for folder in ("real", "sub"):
         (root / folder).mkdir()
         (root / folder / "secret.png").write_bytes(PICTURE)
-    stop = threading.Event()
+    stop, files = threading.Event(), LocalFiles(root)
+    plain = FileURL(f"{root}/sub/secret.png")
+    with files.open(plain):
+        pass  # now looks are possible, if they are here at all
+    outside = FileState.of(os.stat(tree / "secret" / "secret.png"))
 
     def swap() -> None:
         while not stop.is_set():
@@ -206,6 +210,7 @@ def test_a_path_that_changes_all_the_time_never_leads_out(tree: Path) -> None:
     outcomes = set()
     try:
         for _ in range(500):
+            assert files.look(plain) != outside
             try:
                 outcomes.add(read(root, f"file://{root}/sub/secret.png"))
             except LazyDecodeError as exc:

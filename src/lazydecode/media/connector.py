@@ -389,8 +389,9 @@ class MediaConnector:
     ) -> list[MediaRef[Any]]:
         """Return refs over a local file; one that is known meets no thread, where that can be."""
         trace = current_trace()
+        turns = self._here().turns
         if self._local_files is not None and len(self._known):
-            await self._here().turns.wait(LOOK_CHARS)
+            await turns.wait(LOOK_CHARS)
             refs = known_refs_from_file(
                 self._local_files, self._known, url, media_ios, max_bytes, trace
             )
