@@ -99,6 +99,11 @@ def test_a_server_that_refuses_is_counted(server: Server) -> None:
     (run,) = record["scenarios"][0]["runs"]
     assert run["errors"] == {"status 404": 1}
     assert run["latency_ms"] == {}
+    arguments = ["--url", server.url + "/nowhere", "--size", "tiny", "--scenario", "text"]
+    result = CliRunner().invoke(cli, ["bench", "serve", *arguments])
+    assert result.exit_code == 1
+    assert "Under load" in result.output
+    assert "no request was answered in: text, ours" in result.output
 
 
 @pytest.mark.slow

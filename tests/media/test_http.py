@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import gzip
+import resource
 import socket
 import ssl
 import zlib
@@ -293,6 +294,20 @@ async def test_a_refused_connection_is_a_bad_gateway(origin: Origin, client: Cli
     assert (caught.value.status, type(caught.value)) == (502, FetchError)
     assert "127.0.0.1" not in str(caught.value)
     assert no_secrets(caught.value)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_process_without_descriptors_blames_no_origin(
+    origin: Origin, client: Client, host: str
+) -> None:
+    url = origin.url("/a", host=host)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OverloadedError, match="try again later"):
+            await client.fetch(url)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 async def test_retry_after_is_kept_to(origin: Origin, client: Client) -> None:

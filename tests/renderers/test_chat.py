@@ -160,6 +160,8 @@ def test_counts_are_checked_against_the_model_and_the_server() -> None:
         check_item_counts({"image": 3}, modalities=("image",), max_items={"image": 2})
     with pytest.raises(InvalidRequestError, match="text-only"):
         check_item_counts({"image": 1}, modalities=(), max_items={})
+    with pytest.raises(InvalidRequestError, match="cannot use the model's media, as its log says"):
+        check_item_counts({"image": 1}, modalities=(), max_items={}, are_off=True)
     with pytest.raises(InvalidRequestError, match="takes no audio items; it takes image, video"):
         check_item_counts({"audio": 1}, modalities=("image", "video"), max_items={})
 

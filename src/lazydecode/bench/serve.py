@@ -115,6 +115,16 @@ def choose(options: ServeOptions) -> list[Scenario]:
     return [s for name, s in known.items() if not options.names or name in options.names]
 
 
+def without_answer(record: dict[str, Any]) -> list[str]:
+    """Return the runs of a record in which every request failed, as "scenario, side"."""
+    return [
+        f"{row['name']}, {run['side']}"
+        for row in record["scenarios"]
+        for run in row["runs"]
+        if run["requests"] and run["requests"] == sum(run["errors"].values())
+    ]
+
+
 def _generates(options: ServeOptions) -> bool:
     return options.engine != "none"
 

@@ -16,7 +16,7 @@ from lazydecode.bench.frontend import SECTIONS, FrontendOptions, run_frontend
 from lazydecode.bench.goals import goals_grid
 from lazydecode.bench.plots import write_plots
 from lazydecode.bench.record import read_record, write_record
-from lazydecode.bench.serve import ServeOptions, choose, run_serve
+from lazydecode.bench.serve import ServeOptions, choose, run_serve, without_answer
 from lazydecode.bench.tables import show
 
 _DEFAULT_FAMILY: Final = "qwen2_5_vl"
@@ -171,6 +171,8 @@ def serve(
     except RuntimeError as exc:
         raise click.ClickException(str(exc)) from exc
     _finish(record, output, plots)
+    if unanswered := without_answer(record):
+        raise click.ClickException(f"no request was answered in: {'; '.join(unanswered)}")
 
 
 @bench.command("goals")

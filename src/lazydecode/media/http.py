@@ -34,6 +34,7 @@ from lazydecode.errors import (
 )
 from lazydecode.limits import FetchLimits
 from lazydecode.media.budget import ByteBudget, Reservation
+from lazydecode.media.faults import shortage
 from lazydecode.media.resolver import GuardedResolver, Resolve, SystemResolver
 from lazydecode.media.urls import HttpURL, URLPolicy, resolve_redirect
 
@@ -132,7 +133,7 @@ class HttpConnection:
             MediaTooLargeError: If the body is larger than `max_bytes`.
             FetchError: If the origin cannot be reached or fails, after all attempts.
             FetchTimeoutError: If it does not deliver in time.
-            OverloadedError: If the budget has no room.
+            OverloadedError: If the budget has no room, or this process no descriptor left.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
         idle_s = self._limits.idle_timeout_s
@@ -301,6 +302,9 @@ def _check_status(response: aiohttp.ClientResponse) -> None:
 
 def _raise_translated(exc: aiohttp.ClientError | OSError) -> NoReturn:
     """Raise our error for a failed exchange; the texts name neither addresses nor URLs."""
+    lacking = shortage(exc) or (exc.__cause__ and shortage(exc.__cause__))
+    if lacking:
+        raise lacking from exc
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
         error = FetchError("the origin's host name cannot be resolved")
         if isinstance(exc.__cause__, OSError) and exc.__cause__.errno == socket.EAI_AGAIN:

@@ -131,7 +131,8 @@ def refs_from_file(
     start = time.perf_counter()
     if local_files is None:
         raise BlockedURLError(
-            "Cannot load local files: the server does not allow a folder of local media."
+            "Cannot load local files: no folder of local media is allowed "
+            "(--allowed-local-media-path)."
         )
     parsed = parse_url(url)
     assert isinstance(parsed, FileURL)

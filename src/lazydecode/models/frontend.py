@@ -55,6 +55,11 @@ class ModelFrontend:
     """Whether the model writes text; False: it embeds."""
 
     @property
+    def media_are_off(self) -> bool:
+        """Whether the model has media that are refused, since nothing could be proven of them."""
+        return self.findings is not None and not self.modalities
+
+    @property
     def any_processor(self) -> BaseMultiModalProcessor | None:
         """What processes the model's items; None: text only."""
         return self.mm_processor or self.encoder_processor

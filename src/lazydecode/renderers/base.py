@@ -219,7 +219,12 @@ class BaseRenderer:
             check_embeds(
                 conversation.embeds, conversation.media, enabled=self.settings.enable_mm_embeds
             )
-        check_item_counts(counts, modalities=self.frontend.modalities, max_items=self._max_items)
+        check_item_counts(
+            counts,
+            modalities=self.frontend.modalities,
+            max_items=self._max_items,
+            are_off=self.frontend.media_are_off,
+        )
         if (token_ids := request.prompt_token_ids) is not None:
             self.prompts.check_token_count(token_ids, parameter="prompt_token_ids")
             await self.prompts.on_thread(

@@ -196,6 +196,7 @@ def check_item_counts(
     *,
     modalities: Sequence[str],
     max_items: Mapping[str, int | None],
+    are_off: bool = False,
 ) -> None:
     """Refuse items that the model or the server does not take, before any is fetched.
 
@@ -203,6 +204,7 @@ def check_item_counts(
         counts: Modality -> items in the request.
         modalities: What the model takes; empty for a text-only model.
         max_items: Modality -> most items in one request; None or absent: no limit.
+        are_off: Whether the model has modalities that this server cannot use.
 
     Raises:
         InvalidRequestError: For a modality that the model has not.
@@ -210,8 +212,13 @@ def check_item_counts(
     """
     for modality, count in counts.items():
         if not modalities:
+            reason = (
+                "this server cannot use the model's media, as its log says,"
+                if are_off
+                else "the model is text-only"
+            )
             raise InvalidRequestError(
-                f"the model is text-only and takes no {modality} items",
+                f"{reason} and takes no {modality} items",
                 modality=modality,
                 index=0,
                 parameter="messages",
