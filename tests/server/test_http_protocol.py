@@ -1,6 +1,7 @@
 """uvicorn's protocol without its copies, on a connection that is played."""
 
 import asyncio
+from collections import deque
 from typing import Any
 
 import pytest
@@ -83,6 +84,39 @@ async def test_pieces_of_a_body_arrive_whole_and_one_alone_is_not_copied(at_once
         )
     assert transport.written.startswith(b"HTTP/1.1 204")
     protocol.timeout_keep_alive_task.cancel()
+
+
+async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
+    await answer(send, b"%d %b" % (len(body), body[-5:]))
+
+
+@pytest.mark.parametrize("fields", [b"", b"expect: 100-continue\r\n", b"connection: close\r\n"])
+async def test_a_body_that_came_with_its_head_is_taken_whole(fields: bytes) -> None:
+    protocol, transport = connect(echo, ReadingTurns())
+    request = b"POST / HTTP/1.1\r\n" + fields + b"content-length: 20000\r\n\r\n"
+    for number in range(1 if fields else 3):  # on one connection
+        protocol.data_received(request + bytes(19_999) + b"%d" % number)
+        await finish(protocol)
+        assert transport.written.endswith(b"\r\n\r\n20000 \0\0\0\0%d" % number)
+    assert transport.is_closed == (b"close" in fields)
+
+
+@pytest.mark.parametrize("cut", [10, 70, 20_000, 20_070, 20_100])
+async def test_requests_that_arrive_together_are_told_apart(cut: int) -> None:
+    protocol, transport = connect(echo, ReadingTurns())
+    request = b"POST / HTTP/1.1\r\nx: %d\r\ncontent-length: 20000\r\n\r\n" + bytes(19_999) + b"!"
+    chunked = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n4e20\r\n%b\r\n0\r\n\r\n"
+    data = (request % 1) + (request % 2) + chunked % (bytes(19_999) + b"?") + request % 3
+    for piece in (data[:cut], data[cut:]):
+        protocol.data_received(piece)
+    await finish(protocol)
+    bodies = transport.written.split(b"\r\n\r\n")[1:]
+    assert [body[:11][-1:] for body in bodies] == [b"!", b"!", b"?", b"!"]
+    assert protocol.pipeline == deque()
 
 
 async def test_bodies_of_many_connections_are_read_in_turns() -> None:

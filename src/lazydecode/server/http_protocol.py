@@ -8,6 +8,7 @@ way to an idle connection is answered.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
 from httptools import HttpRequestParser
@@ -24,6 +25,9 @@ _LAST_CALL_S: Final = 0.25
 """How long idle connections stay open at the server's end. Of 32 clients that asked again as soon
 as they had an answer, 19 had their connections reset when they were closed at once."""
 _READ_S: Final = 0.001
+_LARGE_BYTES: Final = 16 * 1024
+"""A body of so many bytes is worth some steps, to spare it a copy."""
+_HEAD_END: Final = b"\r\n\r\n"
 _INTERIM: Final = b"HTTP/1.1 100 "
 
 
@@ -74,12 +78,35 @@ class UncopiedBodies(HttpToolsProtocol):
             data = data[num_dropped:]
             if not data:
                 return
-        super().data_received(data)
+        if len(data) < _LARGE_BYTES or not self._take_whole(data):
+            super().data_received(data)
         # uvicorn lets up to 64 KiB add up; pieces below that came from all connections at once.
         # What comes after the answer is read and dropped.
         cycle = self.cycle
         if self._brought_body and cycle.more_body and not cycle.response_complete:
             self.flow.pause_reading()
+
+    def _take_whole(self, data: bytes) -> bool:
+        """Take a request that arrived with its whole body, which is not copied out of `data`.
+
+        False: it is none, and nothing was done.
+        """
+        before: RequestResponseCycle | None = self.cycle  # None before the first request
+        begun: Any = self.scope  # None before the first head
+        if begun is not None and (before is None or before.scope is not begun or before.more_body):
+            return False  # It goes on with a head or a body.
+        end = data.find(_HEAD_END, 0, _LARGE_BYTES) + len(_HEAD_END)
+        if end < len(_HEAD_END):
+            return False
+        super().data_received(data[:end])
+        body = memoryview(data)[end:]
+        if self.cycle is not before and _states(self.headers, len(body)):
+            self.cycle.body = body  # type: ignore[assignment]
+            self._new_parser()
+            self.on_message_complete()
+        elif not self.transport.is_closing():
+            super().data_received(body)  # type: ignore[arg-type]  # a buffer is as good
+        return True
 
     def on_headers_complete(self) -> None:
         """Begin a request."""
@@ -158,12 +185,20 @@ class UncopiedBodies(HttpToolsProtocol):
             return
         self.transport.pause_reading()
         self.transport.set_protocol(self)
-        # The old one waits for the body.
-        self.parser = HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._new_parser()
         self._to_drop = num_left
         if not num_left:
             self.on_message_complete()
+
+    def _new_parser(self) -> None:
+        """Parse what comes next as another request: the old parser waits for a body."""
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+
+
+def _states(headers: Sequence[tuple[bytes, bytes]], num_bytes: int) -> bool:
+    """Whether a request has a body of exactly so many bytes."""
+    return (b"content-length", b"%d" % num_bytes) in headers
 
 
 class _FlowInTurns(FlowControl):

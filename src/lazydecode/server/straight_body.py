@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
@@ -51,7 +51,7 @@ class StraightBody(asyncio.BufferedProtocol):
         """Whether the body can be read this way: not if the client waits to be told to send it."""
         return not self._cycle.waiting_for_100_continue
 
-    def take(self, length: int) -> bytes:
+    def take(self, length: int) -> bytes | memoryview:
         """Return what came with the head, or since; at once, and only once.
 
         Args:
@@ -59,7 +59,8 @@ class StraightBody(asyncio.BufferedProtocol):
         """
         # The request refers to this and this to the request: a circle that would keep both.
         self._cycle.scope.get("extensions", {}).pop(EXTENSION, None)
-        taken = bytes(self._cycle.body)
+        body: Any = self._cycle.body  # uvicorn states a bytearray, which has some pieces
+        taken: bytes | memoryview = memoryview(body) if isinstance(body, bytearray) else body
         self._cycle.body = b""  # type: ignore[assignment]  # uvicorn adds to it, whatever it is
         self._left = length - len(taken)
         return taken
