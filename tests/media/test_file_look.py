@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from lazydecode.media import file_look
 from lazydecode.media.file_look import FileLook
 from lazydecode.media.local_files import FileState, LocalFiles
 from lazydecode.media.urls import FileURL
+
+_IN_MEMORY = Path("/dev/shm")
 
 
 def learned(path: Path) -> FileLook:
@@ -26,14 +30,17 @@ def learned(path: Path) -> FileLook:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """A file; the test is left out where nobody can tell its state without waiting."""
-    path = tmp_path / "sub" / "a.png"
-    path.parent.mkdir()
-    path.write_bytes(b"content")
-    if learned(path)(str(path)) is None:
-        pytest.skip("this kernel, or the file system of temporary files, may have to wait")
-    return path
+def file(tmp_path: Path) -> Iterator[Path]:
+    """A file whose state can be told without waiting: in containers that is one in memory."""
+    with tempfile.TemporaryDirectory(dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None) as folder:
+        for root in (tmp_path, Path(folder)):
+            path = root / "sub" / "a.png"
+            path.parent.mkdir()
+            path.write_bytes(b"content")
+            if learned(path)(str(path)) is not None:
+                yield path
+                return
+        pytest.skip("this kernel may have to wait")
 
 
 def num_descriptors() -> int:
