@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from transformers.utils import chat_template_utils
 
-from lazydecode.models.jinja import render_template
+from lazydecode.models.jinja import JinjaTemplate
 from lazydecode.models.marks import TextMarker
 
 TEMPLATE = """
@@ -61,7 +61,7 @@ def test_the_text_is_that_of_transformers(options: dict[str, Any], last: dict[st
         (own_range, {"bos_token": "<s>", "mood": "glad", "range": [4, 5], "unused": None}),
     ]
     for source, variables in cases:
-        ours = render_template(source, messages, variables=variables, **options)
+        ours = JinjaTemplate(source).render(messages, variables=variables, **options)
         assert ours == theirs(source, messages, variables, **options)
         assert "<img2>" in ours
 
@@ -80,20 +80,20 @@ def test_the_error_is_that_of_transformers(source: str) -> None:
     with pytest.raises(Exception) as expected:
         theirs(source, [USER], {})
     with pytest.raises(type(expected.value)) as caught:
-        render_template(source, [USER], variables={})
+        JinjaTemplate(source).render([USER], variables={})
     assert str(caught.value) == str(expected.value)
 
 
 def test_a_usual_conversation_is_not_copied_again(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = theirs(TEMPLATE, [USER], {}, add_generation_prompt=True)
     monkeypatch.delattr(chat_template_utils, "render_jinja_template")
-    assert render_template(TEMPLATE, [USER], variables={}) == expected
+    assert JinjaTemplate(TEMPLATE).render([USER], variables={}) == expected
 
 
 def test_a_library_that_hides_how_it_compiles_renders_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    expected = render_template(TEMPLATE, [USER], variables={})
+    expected = JinjaTemplate(TEMPLATE).render([USER], variables={})
     compile_template = chat_template_utils._compile_jinja_template
     monkeypatch.delattr(chat_template_utils, "_compile_jinja_template")
 
@@ -102,7 +102,7 @@ def test_a_library_that_hides_how_it_compiles_renders_itself(
         return [compile_template(chat_template).render(messages=conversations[0], **names)], []
 
     monkeypatch.setattr(chat_template_utils, "render_jinja_template", render)
-    assert render_template(TEMPLATE, [USER], variables={}) == expected
+    assert JinjaTemplate(TEMPLATE).render([USER], variables={}) == expected
 
 
 class Name(str):

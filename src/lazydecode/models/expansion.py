@@ -94,7 +94,7 @@ class PromptExpander:
         self.edits_layout = edits_layout
         self.uses_class_search = uses_class_search
         self._class_tokens = _tokens_of_library(processor) if uses_class_search else None
-        self._patterns: dict[tuple[str, ...], re.Pattern[str]] = {}
+        self._searches: dict[tuple[str, ...], tuple[re.Pattern[str], dict[str, str]]] = {}
         self._lock = nullcontext() if lock is None else lock
         self.is_lock_free = isinstance(self._lock, nullcontext) and tokenizer.is_lock_free
         """Whether no thread ever waits for another one here."""
@@ -299,25 +299,23 @@ class PromptExpander:
             return cut[::3], [
                 (m, int(index)) for m, index in zip(cut[1::3], cut[2::3], strict=True)
             ]
-        wanted = tuple(m for m, group in items.items() if group and m in self._class_tokens)
-        pattern = self._patterns.get(wanted)
-        if pattern is None:
-            tokens = [f"(?P<{m}>{re.escape(self._class_tokens[m])})" for m in wanted]
-            pattern = self._patterns[wanted] = re.compile("|".join(tokens) or "(?!)")
-        pieces: list[str] = []
+        wanted = tuple([m for m in self._class_tokens if items.get(m)])
+        if wanted not in self._searches:
+            tokens = {self._class_tokens[m]: m for m in reversed(wanted)}  # the first has a token
+            spelled = "|".join(re.escape(self._class_tokens[m]) for m in wanted) or "(?!)"
+            self._searches[wanted] = re.compile(f"({spelled})"), tokens
+        pattern, tokens = self._searches[wanted]
+        cut = pattern.split(text)
         order: list[tuple[str, int]] = []
         taken = dict.fromkeys(wanted, 0)
-        last = 0
-        for match in pattern.finditer(text):
-            modality = str(match.lastgroup)
-            order.append((modality, taken[modality]))
-            taken[modality] += 1
-            pieces.append(text[last : match.start()])
-            last = match.end()
-        pieces.append(text[last:])
-        if any(count > len(items[modality]) for modality, count in taken.items()):
-            raise InvalidRequestError(_TOO_MANY)
-        return pieces, order
+        for token in cut[1::2]:
+            modality = tokens[token]
+            index = taken[modality]
+            if index == len(items[modality]):
+                raise InvalidRequestError(_TOO_MANY)
+            order.append((modality, index))
+            taken[modality] = index + 1
+        return cut[::2], order
 
     def _fill_slots(self, text: str, items: Mapping[str, Sequence[ItemText]]) -> str:
         """Put a slot in the place of every placeholder, by the class's own search."""

@@ -50,6 +50,16 @@ class Sections:
             sections += (first, *_join(cut))
         for section in sections:
             self._known[section] = tuple(tokenizer.encode_plain(section))
+        for prompt in prompts if fences else ():
+            self._remember_beginnings(prompt)
+
+    def _remember_beginnings(self, prompt: str) -> None:
+        """Remember all that a prompt can begin with, up to an item, as one text."""
+        first, *cut = self._fences.split(prompt)
+        text, ids = first, self._known[first]
+        for section in _join(cut):
+            text, ids = text + section, ids + self._known[section]
+            self._known[text] = ids
 
     def encode(
         self,
@@ -106,6 +116,10 @@ class Sections:
             behind: The fence that is before it; the piece may then begin with anything.
         """
         known = self._known
+        whole = known.get(piece) if not behind else None
+        if whole is not None:
+            ids += whole
+            return
         first, *cut = self._fences.split(piece)
         if first:
             section = behind + first

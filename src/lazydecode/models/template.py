@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol
 
 from lazydecode.errors import InvalidRequestError, ValidationError
 from lazydecode.media.faults import describe
-from lazydecode.models.jinja import render_template
+from lazydecode.models.jinja import JinjaTemplate
 from lazydecode.models.marks import TextMarker
 
 Message = Mapping[str, Any]
@@ -97,6 +97,7 @@ class ChatTemplate:
         processor: Any = None,
     ) -> None:
         self.template = template
+        self._jinja = JinjaTemplate(template)
         self.marker = marker
         self._processor = processor
         self._of_class: frozenset[str] = frozenset()
@@ -174,8 +175,7 @@ class ChatTemplate:
                     continue_final_message=continue_final_message,
                     **(options or {}),
                 )
-            return render_template(
-                self.template,
+            return self._jinja.render(
                 messages,
                 tools=tools,
                 documents=documents,

@@ -215,9 +215,9 @@ class MultiModalDataParser:
         if not isinstance(data, list):
             return _is_tensor(data) and bool(data.ndim == _EMBEDDING_NDIM + 1)
         given = [item for item in data if item is not None]
-        return bool(given) and all(
-            _is_tensor(item) and item.ndim == _EMBEDDING_NDIM for item in given
-        )
+        if not given or isinstance(given[0], MediaRef):
+            return False
+        return all(_is_tensor(item) and item.ndim == _EMBEDDING_NDIM for item in given)
 
     def _check_missing_embeddings(self, modality: str, data: Any) -> None:
         if self.allow_missing_mm_embeddings or not isinstance(data, list):

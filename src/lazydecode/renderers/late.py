@@ -35,33 +35,35 @@ class LateMedia:
         """Read the payloads of these (modality, index, ref), as `MediaFetcher.load`."""
         await self.fetcher.load(wanted, self.hold)
 
-    async def repaired(self, job: Job, work: Callable[[], Awaitable[_T]]) -> _T:
-        """Do `work`; again when more of the media is there, if it failed for want of that.
 
-        What was not fetched, since the cache held it, is fetched if that lost it. What was
-        identified from memory is identified anew if it turns out to have changed. Each can
-        happen once: what is fetched for it is there from then on.
+async def repaired(late: LateMedia | None, job: Job, work: Callable[[], Awaitable[_T]]) -> _T:
+    """Do `work`; again when more of the media is there, if it failed for want of that.
 
-        Args:
-            job: What is processed; repairs count for its deadline.
-            work: Processes it.
+    What was not fetched, since the cache held it, is fetched if that lost it. What was
+    identified from memory is identified anew if it turns out to have changed. Each can
+    happen once: what is fetched for it is there from then on.
 
-        Raises:
-            LazyDecodeError: What `work` raised, if there is nothing to repair, or a repair.
-        """
-        deadline = job.deadline
-        repaired: set[type[LazyDecodeError]] = set()
-        while True:
-            try:
-                return await work()
-            except (MissingMediaError, PayloadChangedError) as exc:
-                is_lost = isinstance(exc, MissingMediaError)
-                if type(exc) in repaired:
-                    raise
-                if is_lost and not any(item.is_left_out for item in self.items):
-                    raise
-                repaired.add(type(exc))
-            fetch = self.fetcher.fetch_late if is_lost else self.fetcher.fetch_changed
-            async with until(deadline):
-                await fetch(self.items, self.decoders, hold=self.hold, timeline=self.timeline)
-            job.deadline = deadline
+    Args:
+        late: What can be repaired; None: nothing.
+        job: What is processed; repairs count for its deadline.
+        work: Processes it.
+
+    Raises:
+        LazyDecodeError: What `work` raised, if there is nothing to repair, or a repair.
+    """
+    deadline = job.deadline
+    done: set[type[LazyDecodeError]] = set()
+    while True:
+        try:
+            return await work()
+        except (MissingMediaError, PayloadChangedError) as exc:
+            is_lost = isinstance(exc, MissingMediaError)
+            if late is None or type(exc) in done:
+                raise
+            if is_lost and not any(item.is_left_out for item in late.items):
+                raise
+            done.add(type(exc))
+        fetch = late.fetcher.fetch_late if is_lost else late.fetcher.fetch_changed
+        async with until(deadline):
+            await fetch(late.items, late.decoders, hold=late.hold, timeline=late.timeline)
+        job.deadline = deadline

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from lazydecode.cache import BaseMultiModalProcessorCache
 from lazydecode.inputs import MultiModalInput
 from lazydecode.renderers.caches import Purpose
 from lazydecode.renderers.jobs import Deliver, Job
-from lazydecode.renderers.late import LateMedia
+from lazydecode.renderers.late import LateMedia, repaired
 from lazydecode.renderers.timeline import Timeline
 
 if TYPE_CHECKING:
     from lazydecode.renderers.base import BaseRenderer
-
-_T = TypeVar("_T")
 
 
 class RenderedRequest:
@@ -83,8 +81,8 @@ class RenderedRequest:
     ) -> MultiModalInput:
         if self._job.items and not with_payload:
             headers = self._renderer.runner.headers
-            sketched = await self._with_repairs(
-                lambda: headers.render(self._job, cache, self._timeline)
+            sketched = await repaired(
+                self._late, self._job, lambda: headers.render(self._job, cache, self._timeline)
             )
             if sketched is not None:
                 return sketched
@@ -124,14 +122,13 @@ class RenderedRequest:
                 take(_text_input(self._job.prompt))
             else:
                 runner = self._renderer.runner
-                await self._with_repairs(lambda: runner.run(self._job, cache, take, self._timeline))
+                await repaired(
+                    self._late,
+                    self._job,
+                    lambda: runner.run(self._job, cache, take, self._timeline),
+                )
         finally:
             self.processing_s += time.perf_counter() - started
-
-    async def _with_repairs(self, work: Callable[[], Awaitable[_T]]) -> _T:
-        if self._late is None:
-            return await work()
-        return await self._late.repaired(self._job, work)
 
 
 def _text_input(prompt_token_ids: list[int]) -> MultiModalInput:
