@@ -39,7 +39,7 @@ def test_base64_of_chunks_is_that_of_their_sum(chunks: list[bytes]) -> None:
     text = Base64Text(chunks)
     joined = b"".join(text.pieces())
     assert joined == base64.b64encode(b"".join(chunks))
-    assert text.num_chars == len(joined)
+    assert len(text) == len(joined)
 
 
 def test_large_chunks_come_in_pieces() -> None:

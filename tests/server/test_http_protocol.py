@@ -9,6 +9,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.server import ServerState
 
+from lazydecode.server.body import read_body
 from lazydecode.server.http_protocol import ReadingTurns, UncopiedBodies
 
 
@@ -103,6 +104,23 @@ async def test_a_body_that_came_with_its_head_is_taken_whole(fields: bytes) -> N
         await finish(protocol)
         assert transport.written.endswith(b"\r\n\r\n20000 \0\0\0\0%d" % number)
     assert transport.is_closed == (b"close" in fields)
+
+
+async def test_a_body_that_came_with_its_head_is_not_copied() -> None:
+    bodies: list[memoryview] = []
+    seen: list[bytes | memoryview] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        bodies.append(await read_body(scope, receive, max_bytes=30_000, on_chunk=seen.append))
+        await answer(send, b"x")
+
+    protocol, _ = connect(app, ReadingTurns())
+    data = b"POST / HTTP/1.1\r\ncontent-length: 20000\r\n\r\n" + bytes(19_999) + b"!"
+    protocol.data_received(data)
+    await finish(protocol)
+    assert bodies == [data[-20_000:]]
+    assert bodies[0].obj is data
+    assert seen == bodies
 
 
 @pytest.mark.parametrize("cut", [10, 70, 20_000, 20_070, 20_100])

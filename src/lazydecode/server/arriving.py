@@ -176,23 +176,15 @@ class BodyBuffer:
 
     The stated size is not filled with zeros, as a `bytearray` would be: that touches every page
     on the event loop, 1 ms per MB. Pages that no byte arrives for are never touched at all.
-    A body that comes in one chunk is that chunk, uncopied.
     """
 
     def __init__(self, stated: int) -> None:
-        self._stated = stated
-        self._memory: memoryview | bytearray = memoryview(b"")
+        self._memory: memoryview | bytearray = np.empty(stated, np.uint8).data
         self.filled = 0
         """Bytes so far."""
 
-    def append(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Add a chunk at the end; it may be kept, and is not to be changed."""
-        if not self.filled:
-            if len(chunk) == self._stated:
-                self._memory = memoryview(chunk)
-                self.filled = self._stated
-                return
-            self._begin()
+    def append(self, chunk: bytes | memoryview) -> None:
+        """Add a chunk at the end."""
         end = self.filled + len(chunk)
         if isinstance(self._memory, memoryview) and end > len(self._memory):
             self._memory = bytearray(self._memory[: self.filled])
@@ -202,16 +194,11 @@ class BodyBuffer:
 
     def unfilled(self, end: int) -> memoryview:
         """Return the memory from what was added up to `end`; whoever fills it sets `filled`."""
-        if not self.filled:
-            self._begin()
         return memoryview(self._memory)[self.filled : end]
 
     def view(self) -> memoryview:
         """Return what was added, without a copy."""
         return memoryview(self._memory)[: self.filled]
-
-    def _begin(self) -> None:
-        self._memory = np.empty(self._stated, np.uint8).data
 
 
 def content_length(scope: Scope) -> int | None:

@@ -15,6 +15,7 @@ from lazydecode.errors import InvalidRequestError
 from lazydecode.renderers.chat import Conversation, parse_media_messages, parse_messages
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.arriving import (
+    FREE_BYTES,
     ArrivingHold,
     BodyBuffer,
     Pace,
@@ -44,7 +45,8 @@ async def read_body(
 ) -> memoryview:
     """Return the body of an HTTP request.
 
-    It is written into one buffer as it arrives: no list of chunks is joined at the end.
+    It is written into one buffer as it arrives: no list of chunks is joined at the end. One that
+    came with its head stays where it is.
 
     Args:
         scope: The request's.
@@ -63,11 +65,16 @@ async def read_body(
     stated = content_length(scope) or 0
     if stated > max_bytes:
         raise too_large(max_bytes)
+    straight = straight_body(scope) if stated else None
+    if straight is not None and stated <= FREE_BYTES:
+        whole = straight.take_whole(stated)
+        if whole is not None:
+            on_chunk(whole)
+            return memoryview(whole)
     arriving = ArrivingHold(hold, stated, cost=_with_payload)
     await arriving.begin()
     body = BodyBuffer(stated)
     pace = Pace(max_stall_s)
-    straight = straight_body(scope) if stated else None
     if straight is not None:
         reading = _StraightReading(straight, body, arriving=arriving, pace=pace, on_chunk=on_chunk)
         await reading.read(stated)

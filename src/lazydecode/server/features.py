@@ -49,9 +49,7 @@ class AnswerBody:
     ) -> None:
         self._parts = parts
         self.content_type = content_type
-        self.num_bytes = sum(
-            len(part) if isinstance(part, bytes) else part.num_chars for part in parts
-        )
+        self.num_bytes = sum(map(len, parts))
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the answer in pieces of mostly `PIECE_BYTES`; linear in the tensors.
@@ -79,7 +77,10 @@ class Base64Text:
 
     def __init__(self, chunks: Sequence[bytes | memoryview]) -> None:
         self._chunks = chunks
-        self.num_chars = -(-sum(len(chunk) for chunk in chunks) // 3) * 4
+        self._num_chars = -(-sum(map(len, chunks)) // 3) * 4
+
+    def __len__(self) -> int:
+        return self._num_chars
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the text in pieces of at most `PIECE_BYTES`."""
@@ -106,7 +107,10 @@ class RawChunks:
 
     def __init__(self, chunks: Sequence[bytes | memoryview]) -> None:
         self._chunks = chunks
-        self.num_chars = sum(len(chunk) for chunk in chunks)
+        self._num_bytes = sum(map(len, chunks))
+
+    def __len__(self) -> int:
+        return self._num_bytes
 
     def pieces(self) -> Iterator[bytes]:
         """Yield copies of at most `PIECE_BYTES`.

@@ -65,6 +65,10 @@ class StraightBody(asyncio.BufferedProtocol):
         self._left = length - len(taken)
         return taken
 
+    def take_whole(self, length: int) -> bytes | memoryview | None:
+        """Return the body if all of it came with the head, or since; else None, as before."""
+        return self.take(length) if len(self._cycle.body) == length else None
+
     async def read_into(self, memory: memoryview, on_read: Callable[[memoryview], object]) -> int:
         """Fill `memory` from the connection, after `take`; nothing else of the body is unread.
 
