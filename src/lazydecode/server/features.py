@@ -24,6 +24,7 @@ from lazydecode.engine.wire import (
 from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.protocol import Payload
+from lazydecode.server.token_text import ids_as_json
 
 PIECE_BYTES: Final = 256 * 1024
 """Size of the pieces of a large answer: what is encoded at once is sent at once, uncopied."""
@@ -146,10 +147,11 @@ def build_answer(
         timeline: Is added if given.
         packed: Whether it is MessagePack instead of JSON.
     """
+    token_ids = prompt["prompt_token_ids"]
     answer: dict[str, Any] = {
         "request_id": fields["request_id"],
         "model": fields["model"],
-        "token_ids": prompt["prompt_token_ids"],
+        "token_ids": token_ids if packed else ids_as_json(token_ids, prompt["mm_placeholders"]),
         "features": None,
         "sampling_params": msgspec.to_builtins(sampling, str_keys=True) if packed else sampling,
         **fields,
