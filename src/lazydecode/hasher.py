@@ -131,7 +131,7 @@ class MultiModalHasher:
             if type(value) is str and len(value) <= _SHORT_CHARS:
                 short.append(_framed_text(value))
             elif isinstance(value, MediaRef):
-                short += _frame(b"b", value.key)
+                short += (b"b" + _LENGTH.pack(len(value.key)), value.key)
             else:
                 digest.update(b"".join(short))
                 short.clear()

@@ -21,6 +21,8 @@ MARK_END: Final = "\U000f0001"
 
 _CODE = re.compile(f"{MARK_START}([0-9]+){MARK_END}")
 _LONE = re.compile(f"[{MARK_START}{MARK_END}]")
+_USUAL_KEYS: Final = frozenset({"role", "content", "type", "text"})
+"""Words that are the keys of nearly every message and part."""
 _NAMING_KEYS: Final = frozenset({"role", "type"})
 """Keys whose values templates compare with: a word there is left alone."""
 _NUMBERS: Final = (bool, int, float)
@@ -74,7 +76,7 @@ class TextMarker:
         # A dict, as nearly always, is found to be one without asking the abstract class.
         if isinstance(value, (dict, Mapping)):
             return {
-                key if _is_word(key) else self.mark(key): item
+                key if key in _USUAL_KEYS or _is_word(key) else self.mark(key): item
                 if key in _NAMING_KEYS and _is_word(item)
                 else self.mark(item)
                 for key, item in value.items()

@@ -73,10 +73,10 @@ class Timeline:
         """Add the time inside the block to stage `name`, also if it raises."""
         return _Stage(self, name)
 
-    def add(self, name: str, seconds: float) -> None:
-        """Add to a stage's duration."""
+    def add(self, name: str, seconds: float, *, now: float | None = None) -> None:
+        """Add to a stage's duration; `now` is the time, if it was just asked for."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
-        self.noted[name] = time.perf_counter()
+        self.noted[name] = time.perf_counter() if now is None else now
 
     def fall_back(self, request_id: str, why: str) -> None:
         """Note that something is done the long way, here and in the log."""
@@ -158,7 +158,8 @@ class _Stage:
         self._started = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self._timeline.add(self._name, time.perf_counter() - self._started)
+        now = time.perf_counter()
+        self._timeline.add(self._name, now - self._started, now=now)
 
 
 def _ms(seconds: float) -> float:

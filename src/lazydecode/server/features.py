@@ -24,7 +24,7 @@ from lazydecode.engine.wire import (
 from lazydecode.inputs import MultiModalInput, MultiModalKwargsItem, PlaceholderRange
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.protocol import Payload
-from lazydecode.server.token_text import ids_as_json
+from lazydecode.server.token_text import with_runs_written
 
 PIECE_BYTES: Final = 256 * 1024
 """Size of the pieces of a large answer: what is encoded at once is sent at once, uncopied."""
@@ -151,7 +151,9 @@ def build_answer(
     answer: dict[str, Any] = {
         "request_id": fields["request_id"],
         "model": fields["model"],
-        "token_ids": token_ids if packed else ids_as_json(token_ids, prompt["mm_placeholders"]),
+        "token_ids": token_ids
+        if packed
+        else with_runs_written(token_ids, prompt["mm_placeholders"]),
         "features": None,
         "sampling_params": msgspec.to_builtins(sampling, str_keys=True) if packed else sampling,
         **fields,

@@ -9,26 +9,30 @@ import msgspec
 
 from lazydecode.inputs import PlaceholderRange
 
-_LONG_RUN: Final = 256
-"""Shorter ones are written one by one, in 10 ns each; finding out takes some µs."""
+_LONG_RUN: Final = 4096
+"""Shorter ones are written one by one, in 10 ns each; up to some 2,000 that is no slower."""
 
 
-def ids_as_json(
+def with_runs_written(
     token_ids: list[int], placeholders: Mapping[str, Sequence[PlaceholderRange]]
-) -> msgspec.Raw:
-    """Return the JSON array of a prompt's ids.
+) -> list[int] | msgspec.Raw:
+    """Return a prompt's ids, or their JSON array if that is written faster than by msgspec.
 
-    A 4K picture's 10,549 ids take 115 µs one by one, and 40 as a text that is repeated once they
+    A 4K picture's 10,549 ids take 92 µs one by one, and 52 as a text that is repeated once they
     were found to be equal.
 
     Args:
         token_ids: The ids.
         placeholders: Modality -> where items stand among them.
     """
-    encode = msgspec.json.encode
+    if len(token_ids) < _LONG_RUN:
+        return token_ids
     long = [
         place for group in placeholders.values() for place in group if place.length >= _LONG_RUN
     ]
+    if not long:
+        return token_ids
+    encode = msgspec.json.encode
     texts: list[bytes] = []
     last = 0
     for place in sorted(long, key=lambda place: place.offset):
