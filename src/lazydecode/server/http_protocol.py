@@ -1,8 +1,9 @@
 """uvicorn's HTTP protocol, without its copies of request bodies, and with turns to read them.
 
-Who reads a body of a stated length can have the connection for itself (`straight_body`). An
-answer's head and body are one write instead of two. At the server's end, a request that is under
-way to an idle connection is answered.
+A large body that came with its head stays where it was read. Who reads another one of a stated
+length can have the connection for itself (`straight_body`). An answer's head and body are one
+write instead of two. At the server's end, a request that is under way to an idle connection is
+answered.
 """
 
 from __future__ import annotations
