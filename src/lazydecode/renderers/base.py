@@ -16,9 +16,9 @@ One request's way, and where each step runs:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from lazydecode.cache import BaseMultiModalProcessorCache, Bindings
@@ -52,6 +52,7 @@ from lazydecode.renderers.jobs import Job
 from lazydecode.renderers.late import LateMedia
 from lazydecode.renderers.media import EncodedItem, MediaFetcher
 from lazydecode.renderers.multimodal import MultiModalRunner
+from lazydecode.renderers.opened import Held, Opened
 from lazydecode.renderers.ordered import OrderedWorker
 from lazydecode.renderers.prompts import PromptWriter, RenderRequest
 from lazydecode.renderers.recordings import Recordings
@@ -189,15 +190,14 @@ class BaseRenderer:
         """Keeps what was rendered for others; None: it is off."""
         return self.caches.render
 
-    @asynccontextmanager
-    async def open(
+    def open(
         self,
         request: RenderRequest,
         *,
         timeline: Timeline,
         hold: EncodedHold | None = None,
         purpose: Purpose = "render",
-    ) -> AsyncIterator[RenderedRequest]:
+    ) -> Opened[RenderedRequest]:
         """Fetch the media and write the prompt; the block decides what is made of them.
 
         Everything that the request holds is released at the end of the block.
@@ -210,9 +210,15 @@ class BaseRenderer:
                 their cache holds need not be fetched if a uuid names it.
 
         Raises:
-            LazyDecodeError: If the request cannot be rendered; nothing was fetched for one
-                that has too many items.
+            LazyDecodeError: In `__aenter__`, if the request cannot be rendered; nothing was
+                fetched for one that has too many items.
         """
+        held = Held(hold or EncodedHold(self.encoded_budget))
+        return Opened(self._open(request, timeline, held, purpose), held)
+
+    async def _open(
+        self, request: RenderRequest, timeline: Timeline, held: Held, purpose: Purpose
+    ) -> RenderedRequest:
         conversation = request.conversation
         counts = conversation.counts()
         if conversation.embeds:
@@ -259,39 +265,35 @@ class BaseRenderer:
             named = [] if skips_cache else self.identities.named_hashes(media, options)
         limit_s = self.settings.max_render_time
         deadline = None if limit_s is None else asyncio.get_running_loop().time() + limit_s
-        async with (
-            hold or EncodedHold(self.encoded_budget) as hold,
-            self.caches.borrowing(self.executor.quick, named),
-        ):
-            if options is not None:
-                with naming_videos(media):
-                    cache = self.caches.select(purpose, skip=skips_cache)
-                    self.identities.find_held(media, options, cache)
+        if named:
+            loan = self.caches.borrowing(self.executor.quick, named)
+            await loan.__aenter__()
+            held.loan = loan
+        if options is not None:
+            with naming_videos(media):
+                cache = self.caches.select(purpose, skip=skips_cache)
+                self.identities.find_held(media, options, cache)
+        async with until(deadline):
+            prompt, held.items = await self._write_and_fetch(
+                request, media, decoders, held.hold, timeline
+            )
+        embeddings: Mapping[str, Any] = {}
+        if conversation.embeds:
             async with until(deadline):
-                prompt, items = await self._write_and_fetch(
-                    request, media, decoders, hold, timeline
-                )
-            try:
-                embeddings: Mapping[str, Any] = {}
-                if conversation.embeds:
-                    async with until(deadline):
-                        embeddings = await self._embeddings.load(conversation.embeds, hold=hold)
-                job = Job(
-                    request_id=request.request_id,
-                    prompt=prompt,
-                    items=items,
-                    media_io_kwargs=media_io_kwargs,
-                    embeddings=embeddings,
-                    mm_processor_kwargs=processor_kwargs,
-                    cache_salt=request.cache_salt,
-                    deadline=deadline,
-                )
-                late = LateMedia(self._fetcher, items, decoders, hold, timeline)
-                job.load = late.load
-                yield RenderedRequest(self, job, timeline, late, skips_cache=skips_cache)
-            finally:
-                for item in items:
-                    item.release()
+                embeddings = await self._embeddings.load(conversation.embeds, hold=held.hold)
+        job = Job(
+            request_id=request.request_id,
+            prompt=prompt,
+            items=held.items,
+            media_io_kwargs=media_io_kwargs,
+            embeddings=embeddings,
+            mm_processor_kwargs=processor_kwargs,
+            cache_salt=request.cache_salt,
+            deadline=deadline,
+        )
+        late = LateMedia(self._fetcher, held.items, decoders, held.hold, timeline)
+        job.load = late.load
+        return RenderedRequest(self, job, timeline, late, skips_cache=skips_cache)
 
     def _options(
         self,

@@ -34,7 +34,7 @@ class Job:
     request_id: str
     prompt: str | list[int]
     """Text with placeholders; token ids if there are no items."""
-    items: list[EncodedItem]
+    items: Sequence[EncodedItem]
     media_io_kwargs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     embeddings: Mapping[str, Any] = field(default_factory=dict)
     """Modality -> embeddings in the place of its media, as the data parser takes them."""
@@ -145,5 +145,5 @@ class JobInputs:
 
     def bind(self, named: Sequence[NamedItem], cache: BaseMultiModalProcessorCache | None) -> None:
         """Let uuids stand for the bytes that were seen, unless the request may change nothing."""
-        if cache is not None and cache.keeps_items:
+        if named and cache is not None and cache.keeps_items:
             self._identities.bind(named)
