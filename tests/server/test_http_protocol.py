@@ -137,6 +137,25 @@ async def test_requests_that_arrive_together_are_told_apart(cut: int) -> None:
     assert protocol.pipeline == deque()
 
 
+@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade", b"UPGRADE"])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("size", [10, 300_000])
+async def test_a_wish_for_another_protocol_is_passed_over(
+    name: bytes, split: bool, size: int
+) -> None:
+    protocol, transport = connect(echo, ReadingTurns())
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\n%b: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n" % name
+    head = b"POST / HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (wish, size)
+    body = b"\r\nupgrade: h2c" + bytes(size - 14) if size > 14 else bytes(size)
+    for _ in range(2):  # on one connection
+        transport.writes.clear()
+        for piece in [head, body] if split else [head + body]:
+            protocol.data_received(piece)
+        await finish(protocol)
+        assert transport.written.endswith(b"\r\n\r\n%d %b" % (size, body[-5:]))
+        assert not transport.is_closed
+
+
 async def test_bodies_of_many_connections_are_read_in_turns() -> None:
     read: list[bytes] = []
 
