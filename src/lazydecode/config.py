@@ -281,6 +281,12 @@ class Settings(BaseSettings):
         description="Front end processes behind the port, with one engine. The processor cache and "
         "the memory budgets are divided among them.",
     )
+    worker_timeout: float = Field(
+        60.0,
+        ge=0,
+        description="Of several front end processes: seconds after which one whose event loop "
+        "stands still is killed and replaced; 0: never.",
+    )
     warmup: bool = Field(
         True, description="Process one small item of each kind in the background after the start."
     )

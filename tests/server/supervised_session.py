@@ -84,5 +84,6 @@ if __name__ == "__main__":
         run_worker=partial(run_worker, os.getpid(), Path(sys.argv[1])),
         run_engine=lambda control: 0,
         grace_s=0.0,
+        silence_s=0,
         on_serving=lambda: None,
     ).run()

@@ -102,7 +102,7 @@ def test_workers_share_a_port_and_an_engine_and_are_replaced(
 ) -> None:
     model = str(tiny_model("qwen2_5_vl"))
     body = request(image(data_url(make_jpeg())), text("x"), max_tokens=2, temperature=0)
-    flags = *TWO, "--uuid-conflict", "error"
+    flags = *TWO, "--uuid-conflict", "error", "--worker-timeout", "15"
     with lazydecode("serve", model, *flags) as server:
         url = server.read_until(r"serving .* at (http://\S+)")
         wait_healthy(url, 3, server)
@@ -162,9 +162,20 @@ def test_workers_share_a_port_and_an_engine_and_are_replaced(
         assert third["lazydecode-eng"].pid != first["lazydecode-eng"].pid
         wait_until(lambda: metric(url, "engine_up") == 1)
         assert len(answers) == 1
+
+        # One that stands still: what came to it is lost, and all after that is answered.
+        hung = third["lazydecode-0"]
+        hung.suspend()
+        psutil.wait_procs([hung], timeout=120)
+        wait_healthy(url, 3, server)
+        third = children(server)
+        assert hung.pid not in {process.pid for process in third.values()}
+        ask(8)
+        wait_until(lambda: metric(url, *CHATS) == count)
         assert server.end(signal.SIGTERM) == 0
         assert psutil.wait_procs(third.values(), timeout=60)[1] == []
         assert "Traceback" not in server.output
+        assert server.output.count("its event loop stands still") == 1
         for worker in ("worker-0", "worker-1"):
             assert re.search(rf"{worker}\[\d+\] .*request .* chat 200", server.output)
 

@@ -124,12 +124,15 @@ class ServerContext:
                 )
             if self.settings.warmup:
                 self.renderer.warm_up.start()
-            watch = asyncio.create_task(self.metrics.watch_loop(), name="watch-loop")
+            beats = [asyncio.create_task(self.metrics.watch_loop(), name="watch-loop")]
+            if self.member is not None:
+                beats.append(asyncio.create_task(self.member.beat(), name="beat"))
             try:
                 yield
             finally:
-                watch.cancel()
-                await asyncio.wait((watch,))
+                for beat in beats:
+                    beat.cancel()
+                await asyncio.wait(beats)
 
 
 def _log_failure(task: asyncio.Task[ClearedCaches]) -> None:

@@ -6,6 +6,7 @@ come beside `Attach`.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import socket
@@ -26,6 +27,7 @@ _LENGTH: Final = struct.Struct("<I")
 _MAX_DESCRIPTORS: Final = 8
 _CHUNK: Final = 1 << 16
 _ATTACH_S: Final = 60.0
+BEAT_S: Final = 1.0
 COLLECT_S: Final = 2.0
 """How long the metrics of the other workers are waited for."""
 
@@ -50,6 +52,10 @@ class Attached(_Form, frozen=True):
 
 class Serving(_Form, frozen=True):
     """Worker: I am loaded and answer."""
+
+
+class Alive(_Form, frozen=True):
+    """Worker: my event loop goes round. Said every `BEAT_S` seconds."""
 
 
 class Failed(_Form, frozen=True):
@@ -83,7 +89,7 @@ class Tell(_Form, frozen=True):
     families: list[Family]
 
 
-Message = Attach | Attached | Serving | Failed | Group | Clear | Ask | Tell
+Message = Attach | Attached | Serving | Alive | Failed | Group | Clear | Ask | Tell
 _DECODER: Final = msgspec.json.Decoder(Message)
 
 
@@ -170,7 +176,13 @@ class Member:
 
     # -- what the worker says
 
-    def say(self, message: Serving | Failed | Clear) -> None:
+    async def beat(self) -> None:
+        """Tell the supervisor that the running event loop goes round, until cancelled."""
+        while True:
+            self.say(Alive())
+            await asyncio.sleep(BEAT_S)
+
+    def say(self, message: Serving | Alive | Failed | Clear) -> None:
         """Tell the supervisor; nothing if it is gone."""
         try:
             self._send(message)

@@ -187,6 +187,7 @@ def _supervise(
         run_worker=run_worker,
         run_engine=run_engine,
         grace_s=settings.shutdown_grace,
+        silence_s=settings.worker_timeout,
         on_serving=lambda: on_ready(settings.served_model_name or (model,)),
     ).run()
     logger.info("stopped")

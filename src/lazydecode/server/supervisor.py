@@ -28,6 +28,8 @@ from lazydecode.server.samples import Family, only_accumulated, sum_up
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.5
+_PAUSE_S: Final = 5.0
+"""A supervisor that has not come round for so long was stopped, or the whole machine was."""
 _SEND_S: Final = 2.0
 """A worker that does not read for so long is killed."""
 _MAX_BACKOFF_S: Final = 30.0
@@ -42,6 +44,8 @@ class _Worker:
     child: ForkedChild
     inbox: Inbox
     is_serving: bool = False
+    heard_at: float = 0.0
+    """When it last said that its event loop goes round."""
     reason: str = ""
     """Why it says that it cannot start."""
     families: list[Family] = field(default_factory=list)
@@ -67,6 +71,7 @@ class Supervisor:
         run_worker: Runs in each worker: (number, listener, control) -> exit status.
         run_engine: Runs in the engine's process: control -> exit status.
         grace_s: How long requests may go on after a stop signal.
+        silence_s: How long a worker's event loop may stand still before it is killed; 0: for ever.
         on_serving: Called once, when all workers serve.
     """
 
@@ -77,12 +82,15 @@ class Supervisor:
         run_worker: Callable[[int, socket.socket, socket.socket], int],
         run_engine: Callable[[socket.socket], int],
         grace_s: float,
+        silence_s: float,
         on_serving: Callable[[], None],
     ) -> None:
         self._listeners = listeners
         self._run_worker = run_worker
         self._run_engine = run_engine
         self._grace_s = grace_s
+        self._silence_s = silence_s
+        self._stepped_at = time.monotonic()
         self._on_serving = on_serving
         self._workers: dict[int, _Worker] = {}
         self._due: dict[int, float] = {}
@@ -128,6 +136,7 @@ class Supervisor:
             self._on_stop_signal(self._signals.pop(0))
         self._reap()
         now = time.monotonic()
+        self._kill_silent(now)
         if self._deadline is None:
             for number in [n for n, due in self._due.items() if due <= now]:
                 del self._due[number]
@@ -139,6 +148,22 @@ class Supervisor:
         for question in [q for q in self._questions if now > q.deadline]:
             self._settle(question)
         self._tell_complete()
+
+    def _kill_silent(self, now: float) -> None:
+        """Kill workers whose event loops stand still; what they said so far has been heard."""
+        if now - self._stepped_at > _PAUSE_S:  # all of us stood still, not they
+            for worker in self._workers.values():
+                worker.heard_at = now
+        self._stepped_at = now
+        for worker in self._workers.values():
+            silent_s = now - worker.heard_at
+            if worker.is_serving and 0 < self._silence_s < silent_s:
+                logger.error(
+                    "worker %d (process %d) is killed: its event loop stands still for %.0f s",
+                    worker.number, worker.child.pid, silent_s,
+                )  # fmt: skip
+                worker.child.kill()
+                worker.heard_at = now
 
     def _start(self, number: int) -> None:
         listener = self._listeners[number]
@@ -233,7 +258,10 @@ class Supervisor:
                 self._attach(worker, memory_bytes)
             case membership.Serving():
                 worker.is_serving = True
+                worker.heard_at = time.monotonic()
                 self._backoff_s.pop(worker.number, None)
+            case membership.Alive():
+                worker.heard_at = time.monotonic()
             case membership.Failed(reason):
                 worker.reason = reason
             case membership.Clear():
