@@ -49,6 +49,10 @@ class ExpandedPrompt:
     token_ids: list[int]
     placeholders: dict[str, list[PlaceholderRange]]
 
+    def copy(self) -> ExpandedPrompt:
+        """Return a prompt whose lists are its own."""
+        return ExpandedPrompt([*self.token_ids], {m: [*r] for m, r in self.placeholders.items()})
+
     def shifted(self, prefix: Sequence[int], suffix: Sequence[int]) -> ExpandedPrompt:
         """Return the prompt with ids put before and after it."""
         by = len(prefix)

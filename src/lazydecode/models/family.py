@@ -7,7 +7,7 @@ import logging
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.inputs import MultiModalKwargsItem
@@ -28,6 +28,11 @@ from lazydecode.models.registry import FamilyRecord
 from lazydecode.models.tokenization import PromptTokenizer
 
 logger = logging.getLogger(__name__)
+
+_SHORT_CHARS: Final = 8192
+"""Longest text whose ids, as the class wrote them, are remembered with its items."""
+_REMEMBERED_TOKENS: Final = 500_000
+"""Token ids of all such prompts: some 15 MB at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,9 @@ class Family:
         }
         self._sketches: Memo[Sketch] = Memo()
         self._too_large: Memo[int] = Memo()
+        self._written: Memo[ExpandedPrompt] = Memo(
+            cost=lambda written: len(written.token_ids), max_cost=_REMEMBERED_TOKENS
+        )
         self._before: Memo[list[int]] = Memo()
         self._default_name = _name(options.defaults)
         self._follows_from_size = (
@@ -324,7 +332,7 @@ class Family:
         ):
             if self.proof.before_text is not None:
                 return self._put_before(prompt, items, options, self.proof.before_text)
-            return self._run_whole(prompt, items, options)
+            return self._write_whole(prompt, items, self.options.merge(options), tenant)
         expanded = self.expander.expand(
             prompt, items, add_special_tokens=self._adds_special(prompt), tenant=tenant
         )
@@ -338,16 +346,28 @@ class Family:
         bos = self.call.bos_token
         return self._special_default and not (bos is not None and text.startswith(bos))
 
-    def _run_whole(
+    def _write_whole(
         self,
         prompt: str,
         items: Mapping[str, Sequence[ItemText]],
-        options: Mapping[str, Any] | None,
+        options: Mapping[str, Any],
+        tenant: str | None,
     ) -> ExpandedPrompt:
-        """Let the class itself write the prompt, over stand-ins for all items."""
-        media, parts = self.stand_ins(items)
-        output = self.items.run_text(prompt, media, self.options.merge(options), substitutes=parts)
-        return self.expander.locate(output.input_ids, items)
+        """Let the class itself write the prompt, over stand-ins for all items.
+
+        Where many items come with the same words, as captions are asked for, the prompt is the
+        same whenever their sizes are, and is written once.
+        """
+
+        def write() -> ExpandedPrompt:
+            media, parts = self.stand_ins(items)
+            output = self.items.run_text(prompt, media, options, substitutes=parts)
+            return self.expander.locate(output.input_ids, items)
+
+        if len(prompt) > _SHORT_CHARS:
+            return write()
+        groups = tuple((modality, *group) for modality, group in items.items())
+        return self._written.get((tenant, prompt, groups, _name(options)), write).copy()
 
     def _put_before(
         self,
