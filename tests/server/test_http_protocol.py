@@ -137,23 +137,79 @@ async def test_requests_that_arrive_together_are_told_apart(cut: int) -> None:
     assert protocol.pipeline == deque()
 
 
-@pytest.mark.parametrize("name", [b"Upgrade", b"upgrade", b"UPGRADE"])
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("size", [10, 300_000])
+@pytest.mark.parametrize("name", [b"Upgrade", b"uPgRaDe"])
+@pytest.mark.parametrize("cut", [None, 20, 45, 60, "body"])
+@pytest.mark.parametrize("size", [20, 300_000])
 async def test_a_wish_for_another_protocol_is_passed_over(
-    name: bytes, split: bool, size: int
+    name: bytes, cut: int | str | None, size: int
 ) -> None:
     protocol, transport = connect(echo, ReadingTurns())
     wish = b"Connection: Upgrade, HTTP2-Settings\r\n%b: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n" % name
-    head = b"POST / HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (wish, size)
-    body = b"\r\nupgrade: h2c" + bytes(size - 14) if size > 14 else bytes(size)
+    head = b"\r\nPOST / HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n" % (wish * 2, size)
+    body = b"\r\nupgrade: h2c" + bytes(size - 14)
+    at = len(head) if cut == "body" else cut
     for _ in range(2):  # on one connection
         transport.writes.clear()
-        for piece in [head, body] if split else [head + body]:
+        for piece in [(head + body)[:at], (head + body)[at:] if at else b""]:
             protocol.data_received(piece)
         await finish(protocol)
         assert transport.written.endswith(b"\r\n\r\n%d %b" % (size, body[-5:]))
         assert not transport.is_closed
+
+
+@pytest.mark.parametrize("cut", [None, 30, 90, 120, 20_000])
+@pytest.mark.parametrize("protocol_name", [b"h2c", b"websocket"])
+async def test_what_follows_a_wish_is_its_request_s_body_and_then_the_next_request(
+    cut: int | None, protocol_name: bytes
+) -> None:
+    protocol, transport = connect(echo, ReadingTurns())
+    wish = b"Connection: Upgrade\r\nUpgrade: %b\r\n" % protocol_name
+    hidden = b"GET /hidden HTTP/1.1\r\n\r\n"
+    data = (
+        b"GET / HTTP/1.1\r\n%b\r\n" % wish
+        + b"POST / HTTP/1.1\r\n%btransfer-encoding: chunked\r\n\r\n" % wish
+        + b"%x\r\n%b\r\n0\r\n\r\n" % (len(hidden), hidden)
+        + b"POST / HTTP/1.1\r\n%bcontent-length: 20000\r\n\r\n" % wish
+        + hidden
+        + bytes(20_000 - len(hidden))
+        + b"GET / HTTP/1.1\r\n%b\r\n" % wish
+    )
+    for piece in [data[:cut], data[cut:] if cut else b""]:
+        protocol.data_received(piece)
+    await finish(protocol)
+    told = [answer[answer.index(b"\r\n\r\n") :] for answer in transport.written.split(b"HTTP/")[1:]]
+    empty = b"\r\n\r\n0 "
+    chunked = b"\r\n\r\n%d %b" % (len(hidden), hidden[-5:])
+    assert told == [empty, chunked, b"\r\n\r\n20000 \0\0\0\0\0", empty]
+    assert protocol.pipeline == deque()
+    assert not transport.is_closed
+
+
+async def test_a_wish_after_a_body_that_nobody_read_is_passed_over() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await (echo(scope, receive, send) if scope["path"] == "/" else answer(send, b"x"))
+
+    protocol, transport = connect(app, ReadingTurns())
+    protocol.data_received(b"POST /no HTTP/1.1\r\ncontent-length: 30000\r\n\r\n")
+    await finish(protocol)
+    protocol.data_received(bytes(30_000))
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    protocol.data_received(b"POST / HTTP/1.1\r\n%bcontent-length: 5\r\n\r\nabcde" % wish)
+    await finish(protocol)
+    assert transport.written.endswith(b"\r\n\r\n5 abcde")
+
+
+async def test_a_wish_does_not_make_a_wrong_head_right() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        assert (await receive())["type"] == "http.disconnect"
+
+    protocol, transport = connect(app, ReadingTurns())
+    wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
+    protocol.data_received(b"POST / HTTP/1.1\r\n%btransfer-encoding: gzip\r\n\r\n" % wish)
+    assert transport.written.startswith(b"HTTP/1.1 400")
+    assert transport.is_closed
+    protocol.connection_lost(None)
+    await finish(protocol)
 
 
 async def test_bodies_of_many_connections_are_read_in_turns() -> None:

@@ -9,11 +9,10 @@ that is under way to an idle connection is answered.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
-from httptools import HttpRequestParser
+from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -31,7 +30,8 @@ _LARGE_BYTES: Final = 16 * 1024
 """A body of so many bytes is worth some steps, to spare it a copy."""
 _HEAD_END: Final = b"\r\n\r\n"
 _INTERIM: Final = b"HTTP/1.1 100 "
-_UPGRADE: Final = re.compile(rb"\r\n(?=upgrade:)", re.IGNORECASE)
+_FRAMING: Final = (b"content-length", b"transfer-encoding")
+"""Fields that say where a request ends."""
 
 
 class ReadingTurns(Turns):
@@ -66,6 +66,8 @@ class UncopiedBodies(HttpToolsProtocol):
         """Bytes of a body that will be read by nobody: the parser has not been told of them."""
         self._is_last = False
         """Whether the next request is the last one of this connection."""
+        self._is_told_again = False
+        """Whether a parser is told a head that another one was told before."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection."""
@@ -81,10 +83,8 @@ class UncopiedBodies(HttpToolsProtocol):
             data = data[num_dropped:]
             if not data:
                 return
-        if self._is_between_requests:
-            data = _without_upgrade(data)
         if len(data) < _LARGE_BYTES or not self._take_whole(data):
-            super().data_received(data)
+            self._parse(data)
         # uvicorn lets up to 64 KiB add up; pieces below that came from all connections at once.
         # What comes after the answer is read and dropped.
         cycle = self.cycle
@@ -102,18 +102,61 @@ class UncopiedBodies(HttpToolsProtocol):
         end = data.find(_HEAD_END, 0, _LARGE_BYTES) + len(_HEAD_END)
         if end < len(_HEAD_END):
             return False
-        super().data_received(data[:end])
+        self._parse(data[:end])
         body = memoryview(data)[end:]
         if self.cycle is not before and _states(self.headers, len(body)):
             self.cycle.body = body  # type: ignore[assignment]
             self._new_parser()
             self.on_message_complete()
         elif not self.transport.is_closing():
-            super().data_received(body)  # type: ignore[arg-type]  # a buffer is as good
+            self._parse(body)
         return True
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Take any part of requests."""
+        self._unset_keepalive_if_required()
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except HttpParserUpgrade as exc:
+                data = memoryview(data)[exc.args[0] :]  # what follows the head
+            except HttpParserError:
+                break
+            try:
+                self._pass_over_wish()
+            except HttpParserError:
+                break
+        message = "Invalid HTTP request received."
+        self.logger.warning(message)
+        self.send_400_response(message)
+
+    def _pass_over_wish(self) -> None:
+        """Go on with the body of a request that wishes for another protocol.
+
+        A server may pass that over (RFC 9110, section 7.8); Java's own client has such a wish, for
+        HTTP/2, in each request without TLS. The parser takes the body for that protocol's, and what
+        it says for more requests. So another one is told how long the body is.
+        """
+        scope, headers = self.scope, self.headers
+        framing = [b"%b: %b\r\n" % field for field in headers if field[0] in _FRAMING]
+        self._is_told_again = True
+        try:
+            self._new_parser()
+            self.parser.feed_data(b"POST / HTTP/1.1\r\n%b" % b"".join(framing))
+            self.scope, self.headers = scope, headers
+            self.parser.feed_data(b"\r\n")
+        finally:
+            self._is_told_again = False
+
+    def _should_upgrade(self) -> bool:
+        """Say that no wish is granted."""
+        return False
 
     def on_headers_complete(self) -> None:
         """Begin a request."""
+        if self._is_told_again:
+            return
         before = self.cycle
         super().on_headers_complete()
         if self.cycle is not before:
@@ -125,6 +168,11 @@ class UncopiedBodies(HttpToolsProtocol):
                 if name == b"content-length":
                     straight: Any = StraightBody(self, self.cycle)  # uvicorn knows those of dicts
                     self.scope["extensions"] = {EXTENSION: straight}
+
+    def on_message_complete(self) -> None:
+        """End a request; one with a wish for another protocol ends with its body, not its head."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body from the parser."""
@@ -207,21 +255,6 @@ class UncopiedBodies(HttpToolsProtocol):
         """Parse what comes next as another request: the old parser waits for a body."""
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-
-
-def _without_upgrade(data: bytes) -> bytes:
-    """Return the beginning of a request with its wish for another protocol under another name.
-
-    A server may pass it over (RFC 9110, section 7.8). Java's own client has one in each request
-    without TLS, for HTTP/2; the parser would take the body for that protocol's.
-    """
-    end = data.find(_HEAD_END, 0, _LARGE_BYTES)
-    end = end if end >= 0 else _LARGE_BYTES
-    # Searching for bytes takes a tenth of what an expression takes; nearly nobody has such a wish.
-    if data.find(b"pgrade", 0, end) < 0 and data.find(b"PGRADE", 0, end) < 0:
-        return data
-    wish = _UPGRADE.search(data, 0, end)
-    return data if wish is None else b"%bx-%b" % (data[: wish.end()], data[wish.end() :])
 
 
 def _states(headers: Sequence[tuple[bytes, bytes]], num_bytes: int) -> bool:
