@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from lazydecode.models.marks import TextMarker
 from lazydecode.models.template import control_tokens
 from lazydecode.models.tokenization import CollapsedText, PromptTokenizer, Run
 from lazydecode.tiny_models import get_family
-from lazydecode.tiny_models.tokenizer import make_tokenizer
+from lazydecode.tiny_models.tokenizer import make_tokenizer, trained_bpe
 from tests.models.conftest import LoadFrontend
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "models"
@@ -64,6 +67,39 @@ def test_collapsed_tokenizing_gives_the_full_texts_ids(pieces: list[str]) -> Non
     ours = PromptTokenizer(hf, TextMarker([]))
     text = "".join(pieces)
     assert ours.encode(text, add_special_tokens=False) == hf.encode(text, add_special_tokens=False)
+
+
+@pytest.mark.parametrize("longer", ["<x><x>", "<x><x>b", "<x>b", "a<x", "a<x><x>"])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_runs_that_a_longer_token_reaches_into_are_left_alone(
+    longer: str, normalized: bool
+) -> None:
+    core = Tokenizer.from_str(trained_bpe())
+    core.add_tokens([AddedToken(t, normalized=normalized) for t in ("<x>", longer)])
+    ours = PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=core), TextMarker([]))
+    for count in range(4, 20):
+        text = f"a{'<x>' * count}b"
+        assert ours.encode(text, add_special_tokens=False) == core.encode(text).ids
+
+
+@pytest.mark.parametrize("rewrite", [normalizers.Prepend("▁"), normalizers.Lowercase()])
+def test_runs_are_those_of_the_text_as_it_is_rewritten(rewrite: Any) -> None:
+    """With something put before a text, a token is another one at its beginning."""
+    core = Tokenizer.from_str(trained_bpe())
+    core.normalizer = rewrite
+    core.add_tokens([AddedToken(t, normalized=True) for t in ("<x>", "<X><x>B")])
+    ours = PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=core), TextMarker([]))
+    for text in ("<x><x><x><x><x>", "a<x><x><x><x><x>b", "<x><X><x><x><x><x>B"):
+        assert ours.encode(text, add_special_tokens=False) == core.encode(text).ids
+
+
+def test_what_goes_around_a_text_may_be_its_unknown_token() -> None:
+    """No place in `? ? ?` says which of them is the text."""
+    core = Tokenizer(models.WordLevel({"?": 0, "7": 1}, unk_token="?"))
+    core.post_processor = TemplateProcessing(single="? $A ?", special_tokens=[("?", 0)])
+    ours = PromptTokenizer(PreTrainedTokenizerFast(tokenizer_object=core), TextMarker([]))
+    assert ours.around(True) == ([0], [0])
+    assert ours.encode("7", add_special_tokens=True) == [0, 1, 0]
 
 
 _tokenizers: list[Any] = []

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+from lazydecode.models.added_tokens import overlaps
 from lazydecode.models.marks import has_marks, leftmost_longest
 from lazydecode.models.memo import Memo
 from lazydecode.models.tokenization import CollapsedText, EncodedText, PromptTokenizer
@@ -188,20 +189,9 @@ def find_fences(tokenizer: PromptTokenizer, prompts: Iterable[str]) -> list[str]
         if not (added[text].lstrip or added[text].rstrip or added[text].normalized)
         and text[0].strip()
         and text[-1].strip()
-        and not any(_overlaps(text, other) for other in added)
+        and not any(overlaps(text, other) for other in added)
         and _keeps_apart(tokenizer, text)
     ]
-
-
-def _overlaps(fence: str, other: str) -> bool:
-    """Whether a token, `fence` or another one, can be found in a text at the cost of part of a
-    `fence` that begins in it or later."""
-    if other != fence and other.startswith(fence):
-        return True
-    # Looked at only where the fence can begin: there are thousands of tokens.
-    return fence[0] in other[1:] and (
-        fence in other[1:] or any(fence.startswith(other[at:]) for at in range(1, len(other)))
-    )
 
 
 def _keeps_apart(tokenizer: PromptTokenizer, fence: str) -> bool:

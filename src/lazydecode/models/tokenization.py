@@ -11,18 +11,21 @@ from __future__ import annotations
 import bisect
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 from lazydecode.models import core_calls
+from lazydecode.models.added_tokens import added_tokens, overlaps
 from lazydecode.models.bare_core import Beginning, without_added_tokens
 from lazydecode.models.marks import MARK_END, MARK_START, TextMarker, has_marks, leftmost_longest
 
 _CODES = re.compile(f"{MARK_START}([0-9]+){MARK_END}")
 _MIN_RUN: Final = 4
 """Shorter runs are left as they are: nothing is won below it."""
+_PROBES: Final = ("a", "7", "b.", "é")
+"""Texts one of which has other ids than what goes around a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,7 @@ class PromptTokenizer:
         self._lock = threading.Lock()
         self._core = _copy_core(tokenizer)
         self._bare: dict[Beginning, Callable[[str], list[int]]] = {}
-        added = _added_tokens(tokenizer)
+        added = added_tokens(tokenizer)
         self.added_tokens = {t.content: t for t in added}
         """Tokens that are matched before the tokenizer's model runs."""
         self.added_ids = frozenset(
@@ -111,12 +114,19 @@ class PromptTokenizer:
         )
         runs = leftmost_longest(t.content for t in added if not t.single_word and t.content.strip())
         self._run = re.compile(f"({runs.pattern})(?:\\1){{{_MIN_RUN - 1},}}")
-        with_special = self.encode_plain("a", add_special_tokens=True)
-        without = self.encode_plain("a")
-        at = _find(with_special, without)
-        self._prefix = with_special[:at] if at is not None else []
-        self._suffix = with_special[at + len(without) :] if at is not None else []
-        self._splits_special = at is not None
+        self._collapsible: dict[str, bool] = {}
+        around = self._find_around()
+        self._splits_special = around is not None
+        self._prefix, self._suffix = around or ([], [])
+
+    def _find_around(self) -> tuple[list[int], list[int]] | None:
+        """Return the ids that go before and behind those of a text; None if no text tells."""
+        for text in _PROBES:
+            whole, own = self.encode_plain(text, add_special_tokens=True), self.encode_plain(text)
+            places = _places(whole, own)
+            if len(places) == 1:
+                return whole[: places[0]], whole[places[0] + len(own) :]
+        return None
 
     @property
     def is_lock_free(self) -> bool:
@@ -158,6 +168,8 @@ class PromptTokenizer:
         length = 0
         for match in self._run.finditer(text):
             token = match.group(1)
+            if not self._is_collapsible(token):
+                continue
             pieces.append(text[last : match.start()])
             length += match.start() - last
             runs.append(Run(length, token, (match.end() - match.start()) // len(token)))
@@ -168,6 +180,28 @@ class PromptTokenizer:
             return CollapsedText(text)
         pieces.append(text[last:])
         return CollapsedText("".join(pieces), tuple(runs))
+
+    def _is_collapsible(self, token: str) -> bool:
+        """Whether copies of a token are found one by one: of a longer one, such as two copies in
+        one, there would be other numbers in a run than in what is left of it."""
+        known = self._collapsible.get(token)
+        if known is None:
+            known = not any(overlaps(token, other) for other in self.added_tokens)
+            if known and self.added_tokens[token].normalized:
+                known = self._survives_rewriting(token)
+            self._collapsible[token] = known
+        return known
+
+    def _survives_rewriting(self, token: str) -> bool:
+        """Whether copies of a token are found after the tokenizer has rewritten the text, and
+        found where they stood: some put a space before a text, and miss all copies but one."""
+        rewrite = getattr(self._core, "normalizer", None)
+        several = token * _MIN_RUN
+        if rewrite is not None:
+            others = map(rewrite.normalize_str, self.added_tokens)
+            if rewrite.normalize_str(several) != several or any(overlaps(token, t) for t in others):
+                return False
+        return self.encode_plain(several) == [self.token_id(token)] * _MIN_RUN
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the token ids of a text that may hold codes of marked tokens."""
@@ -459,40 +493,7 @@ def _copy_core(tokenizer: Any) -> Any | None:
     return copy
 
 
-@dataclass(frozen=True, slots=True)
-class AddedToken:
-    """What matters of a token that is matched before the tokenizer's model runs."""
-
-    content: str
-    special: bool
-    lstrip: bool
-    rstrip: bool
-    single_word: bool
-    normalized: bool
-    """Whether it is looked for in the text as the tokenizer rewrites it."""
-
-
-def _added_tokens(tokenizer: Any) -> list[AddedToken]:
-    """Return the tokenizer's added tokens."""
-    decoder = getattr(tokenizer, "added_tokens_decoder", None)
-    if not isinstance(decoder, Mapping):  # a tokenizer of another library
-        special = getattr(tokenizer, "all_special_tokens", ())
-        return [AddedToken(content, True, False, False, False, False) for content in special]
-    return [
-        AddedToken(
-            token.content,
-            bool(token.special),
-            bool(token.lstrip),
-            bool(token.rstrip),
-            bool(token.single_word),
-            bool(token.normalized),
-        )
-        for token in decoder.values()
-    ]
-
-
-def _find(haystack: list[int], needle: list[int]) -> int | None:
-    for at in range(len(haystack) - len(needle) + 1):
-        if haystack[at : at + len(needle)] == needle:
-            return at
-    return None
+def _places(haystack: list[int], needle: list[int]) -> list[int]:
+    """Return all positions of a list in another one."""
+    last = len(haystack) - len(needle)
+    return [at for at in range(last + 1) if haystack[at : at + len(needle)] == needle]
