@@ -12,7 +12,7 @@ import torch
 from lazydecode.cache import MultiModalProcessorOnlyCache
 from lazydecode.errors import InvalidRequestError, LazyDecodeError, TooManyItemsError
 from lazydecode.media.base import MediaRef
-from lazydecode.models.expansion import _SLOT_END, _SLOT_START, ItemText
+from lazydecode.models.expansion import _SLOT_END, _SLOT_START, ItemText, PromptExpander
 from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.generic import GenericMultiModalProcessor
 from lazydecode.models.proof import Proof
@@ -200,6 +200,26 @@ def test_placeholders_are_found_as_the_class_finds_them(
     for find in (expander._fill_slots, expander._cut):
         with pytest.raises(InvalidRequestError, match="more media placeholders than"):
             find(token * 3, {"image": [shape]})
+
+
+@pytest.mark.parametrize("items", [{}, {"image": 1}])
+def test_no_text_passes_for_the_place_of_an_item(
+    frontend: LoadFrontend, items: dict[str, int]
+) -> None:
+    """Of a class with a search of its own, places are marked in the text."""
+    own = processor(frontend("qwen2_vl")).family.expander
+    expander = PromptExpander(
+        own.processor,
+        own.tokenizer,
+        placeholders=own.placeholders,
+        embed_ids=own.embed_ids,
+        uses_class_search=False,
+    )
+    placeholder = own.placeholders["image"]
+    text = f"\U000f0002image:7\U000f0003 {placeholder * len(items)} \U000f0002audio:0\U000f0003"
+    texts = {m: [ItemText(m, CollapsedText(placeholder))] * n for m, n in items.items()}
+    expanded = expander.expand(text, texts, add_special_tokens=False)
+    assert expanded.token_ids == own.tokenizer.hf_tokenizer.encode(text)
 
 
 def test_wrappers_are_not_part_of_a_range_and_gaps_are_masked(frontend: LoadFrontend) -> None:

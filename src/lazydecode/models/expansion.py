@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import re
+import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +20,7 @@ from lazydecode.models.sections import Sections
 from lazydecode.models.template import MODALITIES
 from lazydecode.models.tokenization import CollapsedText, EncodedText, PromptTokenizer
 
-_SLOT_START: Final = "\U000f0002"
+_SLOT_START: Final = f"\U000f0002{secrets.token_hex(8)}:"  # no client can spell it
 _SLOT_END: Final = "\U000f0003"
 _FEW_TOKENS: Final = 256
 """Tokens beside a run that are looked at one by one."""
