@@ -741,6 +741,32 @@ async def test_a_longer_payload_that_comes_alone_is_digested_in_slices() -> None
             counting.cancel()
 
 
+async def test_a_longer_payload_beside_another_is_a_threads_work() -> None:
+    long = data_url(make_jpeg() + bytes(at_once.QUICK_CHARS))
+    unusual, wrong = data_url(make_image("GIF")), "data:;base64,@@@@"
+    with MediaExecutor(1) as executor:
+        async with MediaConnector(executor=executor) as connector:
+            turns = connector._here().turns
+            gate = threading.Event()
+            for _ in range(16):
+                executor.quick.submit(gate.wait)  # no thread is free
+            begun = [
+                asyncio.create_task(connector.fetch_image_async(url, ImageMediaIO()))
+                for url in (unusual, wrong, unusual)
+            ]
+            await asyncio.sleep(0)
+            begun[2].cancel()
+            assert turns.num_running == 3  # all are threads' work
+            assert not turns.allow_now(long)
+            gate.set()
+            results = await asyncio.gather(*begun, return_exceptions=True)
+            kinds = [type(result) for result in results]
+            assert kinds == [MediaRef, CorruptMediaError, asyncio.CancelledError]
+            assert turns.num_running == 0
+            await asyncio.sleep(0)
+            assert turns.allow_now(long)
+
+
 async def test_a_payload_whose_header_is_for_a_thread_is_decoded_from_base64_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

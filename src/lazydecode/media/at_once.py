@@ -54,11 +54,14 @@ class QuickTurns(Turns):
 
     def __init__(self) -> None:
         super().__init__(QUICK_CHARS)
+        self.num_running = 0
+        """Payloads that are being identified, by the loop or by threads."""
 
     def allow_now(self, url: MediaURL | DataURL) -> bool:
-        """Whether it is the loop's work now. A payload of several slices is if it comes alone."""
+        """Whether it is the loop's work now; a payload of several slices only if it comes alone."""
         length = _num_chars(url)
-        return length <= SLICED_CHARS and self.take(length + _ITEM_CHARS)
+        limit = QUICK_CHARS if self.num_running else SLICED_CHARS
+        return length <= limit and self.take(length + _ITEM_CHARS)
 
     async def allow_soon(self, url: MediaURL | DataURL) -> bool:
         """Whether it is the loop's work soon, as a thread takes longer to be asked."""
@@ -92,19 +95,24 @@ async def refs_at_hand(
     """
     trace = current_trace()
     data: bytes | None = None
-    if turns.allow_now(url) or await turns.allow_soon(url):
-        start = time.perf_counter()
-        data = _decode_plain(url, media_ios, max_bytes)
-    if data is None:
-        return await run(refs_from_data, url, media_ios, max_bytes, trace)
-    fetched = time.perf_counter()
-    makers = [media_io.ref_at_once(data) for media_io in media_ios]
-    if None in makers:  # a header that may take long to read
-        refs = await run(refs_from_bytes, data, media_ios)
-    else:
-        is_short = len(data) <= _SLICE_BYTES
-        digest = PayloadDigest(data) if is_short else await _digest_in_turns(data, turns)
-        refs = [make(digest) for make in makers if make is not None]
+    is_allowed = turns.allow_now(url)
+    turns.num_running += 1
+    try:
+        if is_allowed or await turns.allow_soon(url):
+            start = time.perf_counter()
+            data = _decode_plain(url, media_ios, max_bytes)
+        if data is None:
+            return await run(refs_from_data, url, media_ios, max_bytes, trace)
+        fetched = time.perf_counter()
+        makers = [media_io.ref_at_once(data) for media_io in media_ios]
+        if None in makers:  # a header that may take long to read
+            refs = await run(refs_from_bytes, data, media_ios)
+        else:
+            is_short = len(data) <= _SLICE_BYTES
+            digest = PayloadDigest(data) if is_short else await _digest_in_turns(data, turns)
+            refs = [make(digest) for make in makers if make is not None]
+    finally:
+        turns.num_running -= 1
     fill_trace(trace, "data", len(data), start, fetched)
     return refs
 
