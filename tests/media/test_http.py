@@ -310,6 +310,23 @@ async def test_a_process_without_descriptors_blames_no_origin(
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
+async def test_a_resolver_that_cannot_open_its_files_blames_no_name(origin: Origin) -> None:
+    async def resolve(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    client = Client(origin, resolve=resolve)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with pytest.raises(FetchError, match="cannot be resolved"):
+        await client.fetch(origin.url("/a", host="a.test"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        with pytest.raises(OverloadedError, match="try again later"):
+            await client.fetch(origin.url("/a", host="a.test"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        await client.connection.close()
+
+
 async def test_retry_after_is_kept_to(origin: Origin, client: Client) -> None:
     answers = iter([(503, {"Retry-After": "1"}), (200, {})])
     times: list[float] = []

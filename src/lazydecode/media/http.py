@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import os
 import random
 import socket
 import ssl
@@ -306,6 +307,12 @@ def _raise_translated(exc: aiohttp.ClientError | OSError) -> NoReturn:
     if lacking:
         raise lacking from exc
     if isinstance(exc, aiohttp.ClientConnectorDNSError):
+        # A resolver that cannot open its files may say that there is no such name.
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as none_left:
+            if lacking := shortage(none_left):
+                raise lacking from exc
         error = FetchError("the origin's host name cannot be resolved")
         if isinstance(exc.__cause__, OSError) and exc.__cause__.errno == socket.EAI_AGAIN:
             raise _AttemptError(error) from exc
