@@ -734,9 +734,10 @@ async def test_a_longer_payload_that_comes_alone_is_digested_in_slices() -> None
             assert ref.data == data
             assert isinstance(executor.quick, LazyThreadPool)
             assert executor.quick._pool is None
-            both = [connector.load_from_url_async(data_url(data), ImageMediaIO()) for _ in "ab"]
+            others = [data_url(data + end) for end in (b"a", b"b")]
+            both = [connector.load_from_url_async(url, ImageMediaIO()) for url in others]
             first, second = await asyncio.gather(*both)
-            assert first.key == second.key == ref.key
+            assert len({ref.key, first.key, second.key}) == 3
             assert executor.quick._pool is not None  # the one that came second
             counting.cancel()
 
@@ -795,15 +796,14 @@ async def test_of_many_short_payloads_few_are_identified_in_one_iteration(
 
     def decode(url: Any, *args: Any) -> Any:
         assert threading.get_ident() == loop_thread
-        worked[iteration] += len(url)
+        worked[iteration] += at_once._num_chars(url)
         return decode_plain(url, *args)
 
     monkeypatch.setattr(at_once, "_decode_plain", decode)
-    url = data_url(make_jpeg() + bytes(num_bytes))
+    urls = [data_url(make_jpeg() + bytes(num_bytes) + bytes([number])) for number in range(100)]
     async with MediaConnector() as connector:
         tasks = [
-            asyncio.create_task(connector.fetch_image_async(url, ImageMediaIO()))
-            for _ in range(100)
+            asyncio.create_task(connector.fetch_image_async(url, ImageMediaIO())) for url in urls
         ]
         tasks.append(asyncio.create_task(asyncio.sleep(0)))
         tasks[50].cancel()
@@ -811,7 +811,7 @@ async def test_of_many_short_payloads_few_are_identified_in_one_iteration(
             iteration += 1
             await asyncio.sleep(0)
     keys = {task.result().key for task in tasks[:50] + tasks[51:100]}
-    assert len(keys) == 1
+    assert len(keys) == 99
     assert tasks[50].cancelled()
     assert max(worked.values()) <= at_once.QUICK_CHARS
 
@@ -863,8 +863,13 @@ async def test_released_refs_leave_no_payload(origin: Origin, connector: MediaCo
     ref = await connector.fetch_image_async(origin.serve("/a", bytes(64_000)), RAW)
     data = ref.data
     ref.release()
-    gc.collect()
-    assert sys.getrefcount(data) == 2  # This function's name for it, and the argument.
+    # This function's name for it, and the argument; a thread lets go of its job when it has told
+    # of it.
+    until = time.monotonic() + 5
+    while (count := sys.getrefcount(data)) > 2 and time.monotonic() < until:
+        await asyncio.sleep(0.01)
+        gc.collect()
+    assert count == 2
 
 
 # -- base64 without a URL, JPEG sequences

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +19,12 @@ from lazydecode.errors import (
     RequestTooLargeError,
 )
 from lazydecode.media.budget import ByteBudget
+from lazydecode.media.known_payloads import KnownPayloads
+from lazydecode.media.known_texts import KnownTexts
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server import arriving
-from lazydecode.server.body import read_body, read_chat_request
+from lazydecode.server.body import parse_body, read_body, read_parsed
+from lazydecode.server.payload_cut import PayloadFinder
 
 
 class Client:
@@ -156,8 +160,13 @@ async def test_small_and_large_bodies_parse_alike() -> None:
         for size in (10, 200_000):
             whole = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
             client = Client([whole[:7], whole[7:]])
-            request, conversation = await read_chat_request(
-                client.scope, client.receive, max_bytes=10**6, executor=executor
+            request, conversation = await read_parsed(
+                client.scope,
+                client.receive,
+                partial(parse_body, texts=KnownTexts(KnownPayloads(1))),
+                max_bytes=10**6,
+                executor=executor,
+                finder=PayloadFinder(),
             )
             assert conversation.messages == [{"role": "user", "content": "x" * size}]
             assert request.messages == []
@@ -166,4 +175,6 @@ async def test_small_and_large_bodies_parse_alike() -> None:
 async def test_an_empty_body_says_what_is_expected() -> None:
     client = Client([b""])
     with ThreadPoolExecutor(1) as executor, pytest.raises(InvalidRequestError, match="empty"):
-        await read_chat_request(client.scope, client.receive, max_bytes=10, executor=executor)
+        await read_parsed(
+            client.scope, client.receive, lambda body: body, max_bytes=10, executor=executor
+        )

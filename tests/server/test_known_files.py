@@ -194,18 +194,29 @@ def test_a_file_that_changes_before_it_is_loaded_is_identified_anew(
     before_reading: list[Callable[[], object]],
     payload: str,
 ) -> None:
-    (path,) = place(folder, picture())
+    (path,) = place(folder, make_mp4())
     other = image(data_url(picture()))
-    parts = other, image(url(path))
+    parts = other, video(url(path))
     for _ in range(2):
         render(server, *parts)
     clear_caches(server)
-    changed = picture((128, 96))
+    changed = make_mp4(size=(96, 64))
     before_reading.append(lambda: replace(path, changed))
     answer = render(server, *parts, mm_payload=payload)
     assert before_reading == []
-    truth = render(server, other, image(data_url(changed)), mm_payload=payload)
+    truth = render(server, other, video(data_url(changed, "video/mp4")), mm_payload=payload)
     assert rendered(answer) == rendered(truth)
+
+
+def test_a_picture_whose_size_is_known_is_not_read_for_a_prompt(
+    server: Server, folder: Path, reads: list[int]
+) -> None:
+    (path,) = place(folder, picture())
+    first = render(server, image(url(path)), mm_payload="none")
+    clear_caches(server)
+    reads.clear()
+    assert rendered(render(server, image(url(path)), mm_payload="none")) == rendered(first)
+    assert reads == []
 
 
 @pytest.mark.parametrize(

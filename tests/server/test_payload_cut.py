@@ -12,11 +12,14 @@ import pytest
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.limits import MIB
+from lazydecode.media.known_payloads import KnownPayloads
+from lazydecode.media.known_texts import KnownTexts
+from lazydecode.renderers.chat import Conversation
 from lazydecode.server import body as body_module
 from lazydecode.server import payload_cut
 from lazydecode.server.body import ReadBody, parse_body
-from lazydecode.server.payload_cut import cut_payloads
-from lazydecode.server.protocol import decode_request
+from lazydecode.server.payload_cut import PayloadFinder, cut_payloads
+from lazydecode.server.protocol import ChatCompletionRequest, decode_request
 
 PAYLOAD = base64.b64encode(bytes(range(256)) * 400).decode()
 URL = f"data:image/jpeg;base64,{PAYLOAD}"
@@ -28,6 +31,21 @@ def _body(*parts: dict[str, Any], **fields: Any) -> bytes:
 
 def _cut(body: bytes) -> ReadBody:
     return ReadBody(memoryview(body), cut_payloads(memoryview(body)))
+
+
+def _texts() -> KnownTexts:
+    return KnownTexts(KnownPayloads(16))
+
+
+def _parse(body: ReadBody) -> tuple[ChatCompletionRequest, Conversation]:
+    return parse_body(body, _texts())
+
+
+def _sound(body: bytes | memoryview) -> list[tuple[int, int]]:
+    """Where the payloads of a body are."""
+    cut = cut_payloads(memoryview(body))
+    found = None if cut is None else cut.without_unsound(_texts(), None, between=lambda: None)
+    return [] if found is None else [place[:2] for place in found.payloads.values()]
 
 
 def _image(url: Any = URL, **fields: Any) -> dict[str, Any]:
@@ -60,9 +78,9 @@ def test_a_conversation_is_the_same_with_and_without_the_cut(
 
     monkeypatch.setattr(body_module, "decode_request", counted)
     body = _body(*parts, user="x", metadata={"y": "z"})
-    request, conversation = parse_body(_cut(body))
+    request, conversation = _parse(_cut(body))
     assert len(parses) == num_parses
-    whole_request, whole = parse_body(ReadBody(memoryview(body)))
+    whole_request, whole = _parse(ReadBody(memoryview(body)))
     assert msgspec.structs.asdict(request) == msgspec.structs.asdict(whole_request)
     assert conversation == whole
     array = np.frombuffer(body, np.uint8)
@@ -74,15 +92,15 @@ def test_a_conversation_is_the_same_with_and_without_the_cut(
 def test_a_payload_with_escapes_is_left_to_the_parser() -> None:
     escaped = URL.replace("/", "\\/")
     body = _body(_image("HERE")).replace(b"HERE", escaped.encode())
-    assert cut_payloads(memoryview(body)) is None
-    _, conversation = parse_body(_cut(body))
+    assert not _sound(body)
+    _, conversation = _parse(_cut(body))
     assert conversation.media[0].source == URL
 
 
 def test_escapes_before_a_payload_are_read() -> None:
     body = _body(_image("HERE")).replace(b"HERE", URL.replace("e/j", "e\\/j", 1).encode())
     assert cut_payloads(memoryview(body)) is not None
-    _, conversation = parse_body(_cut(body))
+    _, conversation = _parse(_cut(body))
     assert conversation.media[0].source == URL
 
 
@@ -99,19 +117,21 @@ def test_escapes_before_a_payload_are_read() -> None:
 )
 def test_a_wrong_body_is_refused_in_the_same_words(body: bytes) -> None:
     with pytest.raises(InvalidRequestError) as cut:
-        parse_body(_cut(body))
+        _parse(_cut(body))
     with pytest.raises(InvalidRequestError) as whole:
-        parse_body(ReadBody(memoryview(body)))
+        _parse(ReadBody(memoryview(body)))
     assert str(cut.value) == str(whole.value)
 
 
 @pytest.mark.parametrize("shift", range(12))
-def test_a_marker_across_two_windows_is_found(shift: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload_cut, "_WINDOW", 64)
+def test_a_marker_across_two_pieces_is_found(shift: int) -> None:
     body = b'{"' + b"k" * shift + b'": "data:image/jpeg;base64,' + b"A" * 5000 + b'", "z": 1}'
-    cut = cut_payloads(memoryview(body))
+    finder = PayloadFinder()
+    for begin in range(0, len(body), 64):
+        finder.feed(body[begin : begin + 64])
+    cut = finder.cut(memoryview(body))
     assert cut is not None
-    ((word, (start, stop)),) = cut.payloads.items()
+    ((word, (start, stop, _)),) = cut.payloads.items()
     assert body[start:stop] == b"A" * 5000
     assert cut.rest == body.replace(b"A" * 5000, word)
 
@@ -120,25 +140,30 @@ def test_a_marker_across_two_windows_is_found(shift: int, monkeypatch: pytest.Mo
 def test_a_body_of_markers_costs_no_more_than_its_size(unit: bytes) -> None:
     body = memoryview(b'["' + unit * (4 * MIB // len(unit)) + b'\\n"]')
     began = time.process_time()
-    assert cut_payloads(body) is None
+    assert not _sound(body)
     # It takes some 0.2 s; it took minutes when each marker began a search of its own.
     assert time.process_time() - began < 5
 
 
+@pytest.mark.parametrize("size", [1, 16, 1000])
 def test_any_mix_of_markers_quotes_and_escapes_is_cut_as_by_hand(
-    monkeypatch: pytest.MonkeyPatch,
+    size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payload_cut, "_WINDOW", 16)
     monkeypatch.setattr(payload_cut, "_MIN_PAYLOAD", 3)
     random = np.random.default_rng(7)
-    words = [b";base64,", b'"', b"\\", b"A", b"BBBB", b";base", b"64,", b"C" * 20]
+    words = [b";base64,", b'"', b"\\", b"\n", b"A", b"BBBB", b";base", b"64,", b"C" * 20]
     for _ in range(2000):
         body = b"".join(words[number] for number in random.integers(0, len(words), 20))
-        # Up to the first quotation mark or backslash after the first marker in a string.
+        # From a marker to the next quotation mark, with nothing between that no payload has.
         expected = [
             match.span(1)
-            for match in re.finditer(rb';base64,([^"\\]*+)(?:(?=(["]))|\\|$)', body)
-            if match[2] and len(match[1]) >= 3
+            for match in re.finditer(rb';base64,([^"]*)"', body)
+            if len(match[1]) >= 3 and not re.search(rb"[\\\n]", match[1])
         ]
-        cut = cut_payloads(memoryview(body))
-        assert ([] if cut is None else list(cut.payloads.values())) == expected
+        finder = PayloadFinder()
+        for begin in range(0, len(body), size):
+            finder.feed(body[begin : begin + size])
+        cut = finder.cut(memoryview(body))
+        found = None if cut is None else cut.without_unsound(_texts(), None, between=lambda: None)
+        places = [] if found is None else [place[:2] for place in found.payloads.values()]
+        assert places == expected

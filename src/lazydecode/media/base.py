@@ -155,6 +155,12 @@ class MediaRef(Generic[_T]):
         return not isinstance(data, LazyPayload) or data.is_loaded
 
     @property
+    def held_bytes(self) -> int:
+        """Memory that is held for the encoded bytes, which need not be there themselves."""
+        data = self._data
+        return data.held_bytes if isinstance(data, LazyPayload) else len(data)
+
+    @property
     def is_decoded(self) -> bool:
         """Whether `decode` will return at once."""
         return self._media is not _MISSING

@@ -33,6 +33,7 @@ from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.fetch_trace import FetchTrace, current_trace, fill_trace, trace_fetch
 from lazydecode.media.http import HttpBody, HttpConnection, decode_content
 from lazydecode.media.known_payloads import KnownPayloads
+from lazydecode.media.known_texts import KnownTexts
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.payloads import (
     MediaPayload,
@@ -127,6 +128,8 @@ class MediaConnector:
         self._connection = connection or HttpConnection(limits=self.limits)
         self._download_cache = download_cache
         self._known = KnownPayloads(self.limits.max_known_payloads)
+        self.known_texts = KnownTexts(self._known)
+        """Base64 texts that came before, and what they were."""
         # What one policy allowed to be downloaded is not another one's to read.
         self._cache_scope = hashlib.sha256(repr(policy).encode()).hexdigest()[:16]
         self._executor = executor
@@ -241,8 +244,7 @@ class MediaConnector:
             data = data.encode("ascii")
         url = DataURL(media_type.lower(), True, memoryview(data))
         max_bytes = strictest_max_bytes(self.limits, (media_io,))
-        turns = self._here().turns
-        (ref,) = await refs_at_hand(url, (media_io,), max_bytes, turns=turns, run=self._run)
+        (ref,) = await self._load_at_hand(url, (media_io,), max_bytes)
         return ref
 
     def load_base64(self, media_type: str, data: MediaURL, media_io: MediaIO[_T]) -> MediaRef[_T]:
@@ -359,12 +361,20 @@ class MediaConnector:
         """Return a ref for each decoder over what `url` leads to."""
         max_bytes = strictest_max_bytes(self.limits, media_ios)
         if is_data_url(url):
-            turns = self._here().turns
-            return refs_at_hand(url, media_ios, max_bytes, turns=turns, run=self._run)
+            return self._load_at_hand(url, media_ios, max_bytes)
         text = as_text(url).strip(" ")
         if text[:5].lower() == "file:":
             return self._load_file(text, media_ios, max_bytes)
         return self._load_remote(text, media_ios, max_bytes, timeout_s)
+
+    def _load_at_hand(
+        self, url: MediaURL | DataURL, media_ios: Sequence[MediaIO[Any]], max_bytes: int
+    ) -> Coroutine[Any, Any, list[MediaRef[Any]]]:
+        """Return refs over what came with the request."""
+        turns = self._here().turns
+        return refs_at_hand(
+            url, media_ios, max_bytes, texts=self.known_texts, turns=turns, run=self._run
+        )
 
     async def _load_remote(
         self, url: str, media_ios: Sequence[MediaIO[Any]], max_bytes: int, timeout_s: float

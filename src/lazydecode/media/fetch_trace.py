@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from lazydecode.media.known_texts import TextTag
+
 FetchSource: TypeAlias = Literal["", "data", "file", "http", "disk"]
 """Where a payload came from; empty: a transport that does not say."""
 
@@ -15,6 +17,10 @@ FetchSource: TypeAlias = Literal["", "data", "file", "http", "disk"]
 class FetchTrace:
     """What one fetch did and how long it took; filled while `trace_fetch` is open."""
 
+    tenant: str | None = None
+    """Who it is for. This and the next are told to the fetch."""
+    tag: TextTag | None = None
+    """Of the base64 text in the URL, if it was made."""
     source: FetchSource = ""
     is_shared: bool = False
     """Whether the download of a concurrent fetch was joined."""
@@ -32,12 +38,21 @@ _trace: contextvars.ContextVar[FetchTrace | None] = contextvars.ContextVar(
 
 
 class trace_fetch:  # noqa: N801 - a context that reads like a function
-    """Record the fetch that is awaited inside the block, in what the block is given."""
+    """Record the fetch that is awaited inside the block, in what the block is given.
 
-    __slots__ = ("_token",)
+    Args:
+        tenant: Who it is for: nobody can tell from the time it takes what others have sent.
+        tag: Of the base64 text in the URL, if it was made.
+    """
+
+    __slots__ = ("_tag", "_tenant", "_token")
+
+    def __init__(self, tenant: str | None = None, tag: TextTag | None = None) -> None:
+        self._tenant = tenant
+        self._tag = tag
 
     def __enter__(self) -> FetchTrace:
-        trace = FetchTrace()
+        trace = FetchTrace(self._tenant, self._tag)
         self._token = _trace.set(trace)
         return trace
 

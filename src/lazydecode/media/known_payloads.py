@@ -1,9 +1,9 @@
 """Payloads that were identified before: a hit on one of them reads nothing and digests nothing.
 
 Identity stays that of the bytes. What is remembered is the answer for a source that cannot have
-changed since: a file with the same device, inode, size and times, or an entry of the download
-cache with the same recorded digest. Should somebody need the bytes after all, they are read,
-and used only if their digest is the remembered one (`LazyPayload`).
+changed since: a file with the same device, inode, size and times, an entry of the download cache
+with the same recorded digest, or the same base64 text (`known_texts`). Should somebody need the
+bytes after all, they are read, and used only if their digest is the remembered one (`LazyPayload`).
 """
 
 from __future__ import annotations
@@ -67,15 +67,25 @@ class KnownPayloads:
     """
 
     def __init__(self, max_entries: int) -> None:
-        self._max_entries = max_entries
+        self.capacity = max_entries
+        """Payloads that are remembered at most."""
         self._lock = threading.Lock()
         self._table: OrderedDict[Hashable, _Known] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._table)
 
+    def __contains__(self, source: Hashable) -> bool:
+        with self._lock:
+            return source in self._table
+
     def find(
-        self, source: Hashable, media_ios: Sequence[MediaIO[Any]], read: ReadAgain
+        self,
+        source: Hashable,
+        media_ios: Sequence[MediaIO[Any]],
+        read: ReadAgain,
+        *,
+        unread_bytes: int = 0,
     ) -> list[MediaRef[Any]] | None:
         """Return a ref for each decoder over a payload that is not read; None if one is new.
 
@@ -83,6 +93,7 @@ class KnownPayloads:
             source: What the payload comes from, in its present state.
             media_ios: The decoders. All refs share one payload.
             read: Reads it, should it be needed.
+            unread_bytes: Memory that `read` holds.
         """
         scopes = [media_io.identity_scope() for media_io in media_ios]
         with self._lock:
@@ -97,7 +108,9 @@ class KnownPayloads:
                 identities.append(identity)
             self._table.move_to_end(source)
         payload = LazyPayload(
-            known.num_bytes, partial(self._read_again, source, known.content, read)
+            known.num_bytes,
+            partial(self._read_again, source, known.content, read),
+            unread_bytes=unread_bytes,
         )
         return [
             _lazy_ref(media_io, identity, payload)
@@ -120,11 +133,11 @@ class KnownPayloads:
             refs: What each of them made.
         """
         found = {
-            scope: _Identity(ref.key, ref.spec, ref.key_covers_spec)
+            scope: _Identity(ref.key, ref.spec, ref.key_covers_spec, _kept_header(ref))
             for media_io, ref in zip(media_ios, refs, strict=True)
             if (scope := media_io.identity_scope()) is not None
         }
-        if not self._max_entries or not found:
+        if not self.capacity or not found:
             return
         content = digest.content()
         with self._lock:
@@ -135,7 +148,7 @@ class KnownPayloads:
             while len(known.identities) > _MAX_SCOPES:
                 del known.identities[next(iter(known.identities))]
             self._table.move_to_end(source)
-            while len(self._table) > self._max_entries:
+            while len(self._table) > self.capacity:
                 self._table.popitem(last=False)
 
     def forget(self, source: Hashable) -> None:
@@ -174,10 +187,9 @@ def _lazy_ref(media_io: MediaIO[Any], identity: _Identity, payload: LazyPayload)
         return media_io.load_bytes_ref(data, digest=digest)
 
     def probe() -> MediaHeader | None:
-        header = load().header
-        times = header.frame_times_s if isinstance(header, VideoHeader) else None
-        if times is None or len(times) <= _MAX_FRAME_TIMES:
-            identity.header = header
+        ref = load()
+        header = ref.header
+        identity.header = _kept_header(ref)
         return header
 
     return MediaRef(
@@ -190,3 +202,12 @@ def _lazy_ref(media_io: MediaIO[Any], identity: _Identity, payload: LazyPayload)
         key_covers_spec=identity.key_covers_spec,
         recipe=media_io.recipe(identity.spec),
     )
+
+
+def _kept_header(ref: MediaRef[Any]) -> MediaHeader | None:
+    """Return the header if it was read and is worth keeping."""
+    if not ref.knows_header:
+        return None
+    header = ref.header
+    times = header.frame_times_s if isinstance(header, VideoHeader) else None
+    return header if times is None or len(times) <= _MAX_FRAME_TIMES else None

@@ -17,17 +17,26 @@ class LazyPayload:
 
     Args:
         num_bytes: Their length.
-        read: Reads and digests them; blocks. Raises if they are not what they were.
+        read: Reads and digests them; blocks. Raises if they are not what they were. It is let go
+            of afterwards.
+        unread_bytes: Memory that `read` holds.
     """
 
-    __slots__ = ("_lock", "_read", "_result", "num_bytes")
+    __slots__ = ("_lock", "_read", "_result", "_unread_bytes", "num_bytes")
 
     num_bytes: int
     """Length of the payload, loaded or not."""
 
-    def __init__(self, num_bytes: int, read: Callable[[], tuple[bytes, PayloadDigest]]) -> None:
+    def __init__(
+        self,
+        num_bytes: int,
+        read: Callable[[], tuple[bytes, PayloadDigest]],
+        *,
+        unread_bytes: int = 0,
+    ) -> None:
         self.num_bytes = num_bytes
-        self._read = read
+        self._read: Callable[[], tuple[bytes, PayloadDigest]] | None = read
+        self._unread_bytes = unread_bytes
         self._lock = threading.Lock()
         self._result: tuple[bytes, PayloadDigest] | None = None
 
@@ -35,6 +44,11 @@ class LazyPayload:
     def is_loaded(self) -> bool:
         """Whether the bytes are in memory."""
         return self._result is not None
+
+    @property
+    def held_bytes(self) -> int:
+        """Memory that is held for them now."""
+        return self._unread_bytes if self._result is None else self.num_bytes
 
     def load(self) -> tuple[bytes, PayloadDigest]:
         """Return the bytes and their digest; blocks while they are read.
@@ -44,7 +58,9 @@ class LazyPayload:
         """
         with self._lock:
             if self._result is None:
+                assert self._read is not None
                 self._result = self._read()
+                self._read = None
             return self._result
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ from lazydecode.media.data_urls import (
 from lazydecode.media.fetch_trace import FetchTrace, fill_trace
 from lazydecode.media.jpeg_sequence import is_jpeg_sequence
 from lazydecode.media.known_payloads import KnownPayloads
+from lazydecode.media.known_texts import KnownTexts, TextLook, yield_to_others
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.urls import FileURL, parse_url
 
@@ -64,6 +65,8 @@ def refs_from_data(
     media_ios: Sequence[MediaIO[Any]],
     max_bytes: int,
     trace: FetchTrace | None,
+    texts: KnownTexts,
+    look: TextLook | None = None,
 ) -> list[MediaRef[Any]]:
     """Return a ref for each decoder over what a `data:` URL holds.
 
@@ -72,6 +75,8 @@ def refs_from_data(
         media_ios: The decoders.
         max_bytes: The strictest of all caps; checked before anything is decoded.
         trace: Is told of sizes and times.
+        texts: Texts that came before.
+        look: In which this one was not found; None: nobody has looked.
 
     Raises:
         InvalidRequestError: If the URL is malformed, or a decoder refuses its size.
@@ -91,16 +96,34 @@ def refs_from_data(
         # A list with commas, which the decoder takes apart itself.
         text = normalize_text(parsed).decode("ascii")
         return [media_io.load_base64_ref(parsed.media_type, text) for media_io in media_ios]
+    if look is None:
+        tenant = trace.tenant if trace else None
+        look = texts.look(parsed, media_ios, tenant, between=yield_to_others)
+        if look is not None and (known := look.find()) is not None:
+            fill_trace(trace, "data", known[0].num_bytes, start, time.perf_counter())
+            return known
     data = decode_data_url(parsed)
     fetched = time.perf_counter()
-    refs = refs_from_bytes(data, media_ios)
+    refs = refs_from_bytes(data, media_ios, look)
     fill_trace(trace, "data", len(data), start, fetched)
     return refs
 
 
-def refs_from_bytes(data: bytes, media_ios: Sequence[MediaIO[Any]]) -> list[MediaRef[Any]]:
-    """Return a ref for each decoder over a payload that is in memory."""
-    return build_refs(MediaPayload(data, PayloadDigest(data)), media_ios)
+def refs_from_bytes(
+    data: bytes, media_ios: Sequence[MediaIO[Any]], look: TextLook | None
+) -> list[MediaRef[Any]]:
+    """Return a ref for each decoder over what was decoded from a text.
+
+    Args:
+        data: The payload.
+        media_ios: The decoders.
+        look: In which the text was not found, and is from now on.
+    """
+    digest = PayloadDigest(data)
+    refs = build_refs(MediaPayload(data, digest), media_ios)
+    if look is not None:
+        look.learn(digest, refs)
+    return refs
 
 
 def refs_from_file(

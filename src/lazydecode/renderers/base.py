@@ -29,6 +29,7 @@ from lazydecode.media.base import MediaIO
 from lazydecode.media.budget import ByteBudget
 from lazydecode.media.connector import MediaConnector
 from lazydecode.media.executor import MediaExecutor, yield_cpu
+from lazydecode.media.known_texts import KnownTexts
 from lazydecode.models.frontend import ModelFrontend
 from lazydecode.models.pairing import choose_sounds
 from lazydecode.parse import MultiModalDataItems
@@ -345,10 +346,17 @@ class BaseRenderer:
         if not media:
             return await self.prompts.write(request, timeline), []
         prompt = self.prompts.write_at_once(request, timeline)
-        fetching = self._fetcher.fetch_all(media, decoders, hold=hold, timeline=timeline)
+        fetching = self._fetcher.fetch_all(
+            media, decoders, hold=hold, timeline=timeline, tenant=request.cache_salt
+        )
         if prompt is not None:
             return prompt, await fetching
         return await both(self.prompts.write(request, timeline), fetching)
+
+    @property
+    def known_texts(self) -> KnownTexts:
+        """Base64 texts that came before, and what they were."""
+        return self._connector.known_texts
 
     @property
     def runner(self) -> MultiModalRunner:

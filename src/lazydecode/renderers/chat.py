@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from lazydecode.errors import InvalidRequestError, TooManyItemsError
+from lazydecode.media.known_texts import TextTag
 from lazydecode.renderers.messages import (
     ChatMessage,
     ContentPart,
@@ -62,6 +63,8 @@ class MediaRequest:
     """Whether a cache holds what the uuid stands for, so that the URL is left alone."""
     of_video: int | None = None
     """For the sound of a video: the video's index. It shares the video's part and source."""
+    tag: TextTag | None = field(default=None, compare=False)
+    """Of the base64 text in the source, if that was made."""
 
     def __repr__(self) -> str:
         return f"<MediaRequest {self.modality}[{self.index}] at {self.where}>"
@@ -185,6 +188,7 @@ def with_sounds(media: Sequence[MediaRequest]) -> list[MediaRequest]:
                     item.source,
                     uuid=item.uuid,
                     of_video=item.index,
+                    tag=item.tag,
                 )
             )
             number += 1
@@ -337,7 +341,7 @@ def _parse_media(part: ContentPart, kind: str, where: str) -> MediaRequest:
     value = getattr(part, kind)
     uuid = read_uuid(part.uuid, where=f"{where}.uuid")
     source: str | memoryview | None = None
-    media_type = None
+    media_type = tag = None
     if isinstance(value, InputAudio):
         source = read_media_text(value.data, where=f"{field_name}.data")
         media_type = _audio_media_type(value.format, where=f"{field_name}.format")
@@ -347,6 +351,7 @@ def _parse_media(part: ContentPart, kind: str, where: str) -> MediaRequest:
             )
     elif isinstance(value, MediaURL):
         is_plain = isinstance(value, PlainURL)
+        tag = value.tag if isinstance(value, PlainURL) else None
         source = read_media_text(value.url, where=f"{field_name}.url", is_plain=is_plain)
         if isinstance(source, memoryview) and bytes(source[:5]).lower() != b"data:":
             source = _as_text(source, where=f"{field_name}.url")
@@ -361,7 +366,7 @@ def _parse_media(part: ContentPart, kind: str, where: str) -> MediaRequest:
     if source is None and uuid is None:
         missing = f"{field_name}.url" if isinstance(value, MediaURL) else field_name
         raise InvalidRequestError(f"{missing} is missing", parameter=missing)
-    return MediaRequest(_MODALITIES[kind], -1, where, source, media_type, uuid)
+    return MediaRequest(_MODALITIES[kind], -1, where, source, media_type, uuid, tag=tag)
 
 
 def _as_text(view: memoryview, *, where: str) -> str:

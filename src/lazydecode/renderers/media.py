@@ -111,6 +111,7 @@ class MediaFetcher:
         *,
         hold: EncodedHold,
         timeline: Timeline,
+        tenant: str | None = None,
     ) -> list[EncodedItem]:
         """Return the items in the order of `media`, when all have ended.
 
@@ -120,6 +121,7 @@ class MediaFetcher:
             decoders: Modality -> decoder.
             hold: What the request holds of the memory budget; to be released after the items.
             timeline: Is told of each item.
+            tenant: Whose request it is.
 
         Raises:
             LazyDecodeError: The first failure in the order of `media`, with its item named.
@@ -133,7 +135,7 @@ class MediaFetcher:
         if known > self._limits.max_encoded_bytes_per_request:
             self._refuse(known, [(item, _known_bytes(item)) for item in media])
         await hold.require(known + unknown)
-        items = await self._fetch_each(media, decoders, timeline)
+        items = await self._fetch_each(media, decoders, timeline, tenant)
         try:
             total = self._check_totals(items)
             try:
@@ -185,7 +187,8 @@ class MediaFetcher:
         """
         for _ in range(_MAX_CHANGES):
             unread = [item for item in items if item.ref is not None and not item.ref.is_loaded]
-            await self._replace(items, unread, decoders, hold, timeline)
+            elsewhere = [item for item in unread if item.origin is not None]
+            await self._replace(items, elsewhere, decoders, hold, timeline)
             refs = [(item.modality, item.index, item.ref) for item in unread if item.ref]
             try:
                 await self.load(refs, hold)
@@ -316,16 +319,18 @@ class MediaFetcher:
         media: Sequence[MediaRequest],
         decoders: Mapping[str, MediaIO[Any]],
         timeline: Timeline,
+        tenant: str | None = None,
     ) -> Coroutine[Any, Any, list[EncodedItem]]:
         if len(media) == 1 or _are_at_hand(media):
-            return self._fetch_in_turn(media, decoders, timeline)
-        return self._fetch_together(media, decoders, timeline)
+            return self._fetch_in_turn(media, decoders, timeline, tenant)
+        return self._fetch_together(media, decoders, timeline, tenant)
 
     async def _fetch_together(
         self,
         media: Sequence[MediaRequest],
         decoders: Mapping[str, MediaIO[Any]],
         timeline: Timeline,
+        tenant: str | None,
     ) -> list[EncodedItem]:
         with_sound = {item.where for item in media if item.of_video is not None}
         tasks: dict[tuple[str, str], asyncio.Task[Fetched]] = {}
@@ -340,7 +345,8 @@ class MediaFetcher:
                 if task is None:
                     media_ios = [decoders[kind]] + ([decoders["audio"]] if is_pair else [])
                     task = tasks[key] = asyncio.create_task(
-                        self._fetch(item, item.source, media_ios), name=f"fetch-{item.where}"
+                        self._fetch(item, item.source, media_ios, tenant),
+                        name=f"fetch-{item.where}",
                     )
             _drop_view(item)
             waits.append(_wait_for_item(item, task, timeline))
@@ -361,6 +367,7 @@ class MediaFetcher:
         media: Sequence[MediaRequest],
         decoders: Mapping[str, MediaIO[Any]],
         timeline: Timeline,
+        tenant: str | None,
     ) -> list[EncodedItem]:
         """Fetch one item after the other: there is nothing to wait for beside it."""
         items: list[EncodedItem] = []
@@ -370,7 +377,7 @@ class MediaFetcher:
                     await asyncio.sleep(0)  # others get their turn between the payloads
                 fetched: Coroutine[Any, Any, Fetched] | None = None
                 if item.source is not None and not item.is_held:
-                    fetched = self._fetch(item, item.source, [decoders[item.modality]])
+                    fetched = self._fetch(item, item.source, [decoders[item.modality]], tenant)
                 _drop_view(item)
                 items.append(await _wait_for_item(item, fetched, timeline))
         except BaseException:
@@ -379,11 +386,15 @@ class MediaFetcher:
         return items
 
     async def _fetch(
-        self, item: MediaRequest, source: str | memoryview, media_ios: Sequence[MediaIO[Any]]
+        self,
+        item: MediaRequest,
+        source: str | memoryview,
+        media_ios: Sequence[MediaIO[Any]],
+        tenant: str | None,
     ) -> Fetched:
         """Bring one item, or one payload for a video and the sound in it."""
         connector = self._connector
-        with trace_fetch() as trace:
+        with trace_fetch(tenant, item.tag) as trace:
             if len(media_ios) == 2:
                 return await connector.fetch_video_and_audio_async(source, *media_ios), trace
             (media_io,) = media_ios
@@ -446,18 +457,16 @@ def _release(items: Iterable[EncodedItem]) -> None:
 
 
 def _payload_bytes(items: Iterable[EncodedItem]) -> tuple[int, int]:
-    """Encoded bytes of all items, and of those in memory; a payload that several share exists
-    once."""
+    """Encoded bytes of all items, and memory that is held for them; a payload that several share
+    exists once."""
     total = in_memory = 0
     seen: set[int] = set()
     for item in items:
         if (ref := item.ref) is None or id(ref.payload) in seen:
             continue
         seen.add(id(ref.payload))
-        num_bytes = ref.num_bytes
-        total += num_bytes
-        if ref.is_loaded:
-            in_memory += num_bytes
+        total += ref.num_bytes
+        in_memory += ref.held_bytes
     return total, in_memory
 
 

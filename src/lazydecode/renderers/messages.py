@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from lazydecode.errors import InvalidRequestError
+from lazydecode.media.known_texts import TextTag
 
 _SCAN_BYTES: Final = 1 << 16
 _MAX_UUID_CHARS: Final = 1024
@@ -28,7 +29,13 @@ class MediaURL(msgspec.Struct):
 
 
 class PlainURL(MediaURL):
-    """The same, made of a URL that is known to be a string without escape sequences."""
+    """The same, made of a URL that is known to be a string without escape sequences.
+
+    None is ever read off the wire.
+    """
+
+    tag: TextTag | None = None
+    """Of the base64 text in it, if that was made."""
 
 
 class InputAudio(msgspec.Struct):

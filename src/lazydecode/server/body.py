@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from starlette.types import Receive, Scope
 
 from lazydecode.errors import InvalidRequestError
+from lazydecode.media.known_texts import KnownTexts, yield_to_others
 from lazydecode.renderers.chat import Conversation, parse_media_messages, parse_messages
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server.arriving import (
@@ -30,8 +31,14 @@ from lazydecode.server.straight_body import StraightBody, straight_body
 _T = TypeVar("_T")
 _INLINE_BYTES: Final = 64 * 1024
 """Up to here, payloads apart, parsing takes some 50 µs, less than a thread hop."""
+_INLINE_CHARS: Final = 4 * 1024 * 1024
+"""Payloads up to here are looked through in 1 ms, and in less if they came before."""
 _SLOW_PIECE_BYTES: Final = 64 * 1024
 """So much at once is asked for of the memory budget while a body does not come briskly."""
+
+
+def _nothing_of(_: bytes | memoryview) -> None:
+    pass
 
 
 async def read_body(
@@ -41,7 +48,7 @@ async def read_body(
     max_bytes: int,
     max_stall_s: float | None = None,
     hold: EncodedHold | None = None,
-    on_chunk: Callable[[bytes | memoryview], object] = lambda _: None,
+    on_chunk: Callable[[bytes | memoryview], object] = _nothing_of,
 ) -> memoryview:
     """Return the body of an HTTP request.
 
@@ -186,20 +193,25 @@ class ReadBody:
     @property
     def is_parsed_at_once(self) -> bool:
         """Whether parsing takes less time than a thread takes to be asked for it."""
-        if self.cut is not None and len(self.cut.rest) <= _INLINE_BYTES:
+        cut = self.cut
+        if cut is not None and len(cut.rest) <= _INLINE_BYTES and cut.num_chars <= _INLINE_CHARS:
             return True
         return len(self.view) <= _INLINE_BYTES
 
 
-def parse_body(body: ReadBody) -> tuple[ChatCompletionRequest, Conversation]:
+def parse_body(body: ReadBody, texts: KnownTexts) -> tuple[ChatCompletionRequest, Conversation]:
     """Parse and check a body, and take its messages apart; linear in the body.
 
     Media URLs in the conversation are views of `body`; the request refers to it no more.
 
+    Args:
+        body: The body.
+        texts: Base64 texts that came before.
+
     Raises:
         InvalidRequestError: See `decode_request` and `parse_messages`.
     """
-    request = _decode_cut(body.cut) or decode_request(body.view)
+    request = _decode_cut(body, texts) or decode_request(body.view)
     if request.prompt_token_ids is None:
         conversation = parse_messages(request.messages)
     else:
@@ -208,15 +220,24 @@ def parse_body(body: ReadBody) -> tuple[ChatCompletionRequest, Conversation]:
     return request, conversation
 
 
-def _decode_cut(cut: CutBody | None) -> ChatCompletionRequest | None:
+def _decode_cut(body: ReadBody, texts: KnownTexts) -> ChatCompletionRequest | None:
     """Parse a body without its payloads; None if it has to be parsed as a whole."""
-    if cut is None:
-        return None
-    try:
-        request = decode_request(cut.rest)
-    except InvalidRequestError:
-        return None  # The message is to be about the client's own body.
-    return request if cut.restore(request.messages) else None
+    cut = body.cut
+    between = _nothing if body.is_parsed_at_once else yield_to_others
+    while cut is not None:
+        try:
+            request = decode_request(cut.rest)
+        except InvalidRequestError:
+            return None  # The message is to be about the client's own body.
+        sound = cut.without_unsound(texts, request.cache_salt, between=between)
+        if sound is cut:
+            return request if cut.restore(request.messages) else None
+        cut = sound
+    return None
+
+
+def _nothing() -> None:
+    pass
 
 
 async def read_parsed(
@@ -228,52 +249,37 @@ async def read_parsed(
     executor: Executor,
     max_stall_s: float | None = None,
     hold: EncodedHold | None = None,
+    finder: PayloadFinder | None = None,
 ) -> _T:
     """Read a body and return what `parse` makes of it, on a thread if it is a large one.
+
+    Args:
+        scope: The request's.
+        receive: The request's.
+        parse: Is given the body.
+        max_bytes: As for `read_body`.
+        executor: Runs `parse` for a large body.
+        max_stall_s: As for `read_body`.
+        hold: As for `read_body`.
+        finder: If `parse` wants the body without its payloads: finds them.
 
     Raises:
         LazyDecodeError: See `read_body`, or what `parse` raises.
     """
-    finder = PayloadFinder()
     body = await read_body(
         scope,
         receive,
         max_bytes=max_bytes,
         max_stall_s=max_stall_s,
         hold=hold,
-        on_chunk=finder.feed,
+        on_chunk=_nothing_of if finder is None else finder.feed,
     )
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
-    read = ReadBody(body, finder.cut(body))
+    read = ReadBody(body, None if finder is None else finder.cut(body))
     if read.is_parsed_at_once:
         return parse(read)
     return await asyncio.get_running_loop().run_in_executor(executor, parse, read)
-
-
-async def read_chat_request(
-    scope: Scope,
-    receive: Receive,
-    *,
-    max_bytes: int,
-    executor: Executor,
-    max_stall_s: float | None = None,
-    hold: EncodedHold | None = None,
-) -> tuple[ChatCompletionRequest, Conversation]:
-    """Read and parse a chat request; media URLs in it are views of the body.
-
-    Raises:
-        LazyDecodeError: See `decode_request` and `read_body`.
-    """
-    return await read_parsed(
-        scope,
-        receive,
-        parse_body,
-        max_bytes=max_bytes,
-        executor=executor,
-        max_stall_s=max_stall_s,
-        hold=hold,
-    )
 
 
 def _with_payload(num_bytes: int) -> int:

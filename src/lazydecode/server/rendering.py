@@ -81,7 +81,7 @@ async def render_offline(
     Raises:
         LazyDecodeError: If it is malformed or cannot be rendered.
     """
-    request, conversation = parse_body(ReadBody(memoryview(body)))
+    request, conversation = parse_body(ReadBody(memoryview(body)), context.renderer.known_texts)
     check_against_settings(context, request)
     if payload is not None:
         request.mm_payload = payload

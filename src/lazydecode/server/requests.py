@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from lazydecode.errors import NotFoundError, ValidationError
@@ -13,6 +14,7 @@ from lazydecode.renderers.prompts import RenderRequest
 from lazydecode.server.body import ReadBody, parse_body, read_parsed
 from lazydecode.server.context import ServerContext
 from lazydecode.server.exchange import Exchange
+from lazydecode.server.payload_cut import PayloadFinder
 from lazydecode.server.protocol import ChatCompletionRequest
 
 _T = TypeVar("_T")
@@ -36,7 +38,10 @@ async def read_request(
     Raises:
         InvalidRequestError: If the body, a field or the model name is wrong.
     """
-    request, conversation = await read_body_as(context, exchange, parse_body, hold)
+    parse = partial(parse_body, texts=context.renderer.known_texts)
+    request, conversation = await read_body_as(
+        context, exchange, parse, hold, finder=PayloadFinder()
+    )
     check_against_settings(context, request)
     return ParsedRequest(request, conversation, hold)
 
@@ -46,8 +51,10 @@ async def read_body_as(
     exchange: Exchange,
     parse: Callable[[ReadBody], _T],
     hold: EncodedHold | None = None,
+    *,
+    finder: PayloadFinder | None = None,
 ) -> _T:
-    """Read a body within this server's limits and parse it.
+    """Read a body within this server's limits and parse it, as `read_parsed` does.
 
     Raises:
         InvalidRequestError: If the body or a field is wrong.
@@ -62,6 +69,7 @@ async def read_body_as(
             max_stall_s=limits.max_body_stall_s,
             executor=context.renderer.executor.quick,
             hold=hold,
+            finder=finder,
         )
 
 

@@ -38,9 +38,9 @@ class Searchable:
         found = _find(self._address + start, what, self.num_bytes - start)
         return self.num_bytes if found is None else found - self._address
 
-    def least(self, start: int, stop: int) -> int:
-        """Return the smallest byte from `start` up to `stop`, which is behind it."""
-        return int(self._array[start:stop].min())
+    def least(self) -> int:
+        """Return the smallest byte."""
+        return int(self._array.min())
 
 
 def _load() -> _Find | None:
