@@ -24,7 +24,6 @@ from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef
 from lazydecode.media.connector import MediaConnector, trace_fetch
 from lazydecode.media.image import ImageMediaIO
-from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.known_texts import MIN_CHARS, KnownTexts
 from lazydecode.media.video import VideoMediaIO
 from tests.builders import make_jpeg, make_png, make_wav
@@ -329,7 +328,7 @@ SIZES = st.sampled_from([MIN_CHARS, MIN_CHARS + 1, _PIECE, _PIECE + 1, 2 * _PIEC
 @settings(max_examples=40, deadline=None)
 @given(size=SIZES, at=st.floats(0, 1), other=st.integers(1, 255), end=st.integers(1, 40))
 def test_a_tag_is_that_of_one_text(size: int, at: float, other: int, end: int) -> None:
-    texts = KnownTexts(KnownPayloads(1))
+    texts = KnownTexts(1)
     text = bytearray(bytes(range(251)) * (size // 251 + 1))[:size]
     tag = texts.tag(memoryview(text))
     assert tag is not None
@@ -344,10 +343,10 @@ def test_a_tag_is_that_of_one_text(size: int, at: float, other: int, end: int) -
     assert None not in found
     assert len({tag, *found}) == 1 + len(others)
     # Another process has other tags.
-    assert KnownTexts(KnownPayloads(1)).tag(memoryview(text)) != tag
+    assert KnownTexts(1).tag(memoryview(text)) != tag
 
 
 def test_short_texts_have_no_tag() -> None:
-    texts = KnownTexts(KnownPayloads(1))
+    texts = KnownTexts(1)
     assert texts.tag(memoryview(bytes(MIN_CHARS - 1))) is None
-    assert KnownTexts(KnownPayloads(0)).tag(memoryview(bytes(MIN_CHARS))) is None
+    assert KnownTexts(0).tag(memoryview(bytes(MIN_CHARS))) is None

@@ -19,7 +19,6 @@ from lazydecode.errors import (
     RequestTooLargeError,
 )
 from lazydecode.media.budget import ByteBudget
-from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.known_texts import KnownTexts
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server import arriving
@@ -163,7 +162,7 @@ async def test_small_and_large_bodies_parse_alike() -> None:
             request, conversation = await read_parsed(
                 client.scope,
                 client.receive,
-                partial(parse_body, texts=KnownTexts(KnownPayloads(1))),
+                partial(parse_body, texts=KnownTexts(1)),
                 max_bytes=10**6,
                 executor=executor,
                 finder=PayloadFinder(),

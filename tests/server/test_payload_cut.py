@@ -12,7 +12,6 @@ import pytest
 
 from lazydecode.errors import InvalidRequestError
 from lazydecode.limits import MIB
-from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.media.known_texts import KnownTexts
 from lazydecode.renderers.chat import Conversation
 from lazydecode.server import body as body_module
@@ -34,7 +33,7 @@ def _cut(body: bytes) -> ReadBody:
 
 
 def _texts() -> KnownTexts:
-    return KnownTexts(KnownPayloads(16))
+    return KnownTexts(16)
 
 
 def _parse(body: ReadBody) -> tuple[ChatCompletionRequest, Conversation]:

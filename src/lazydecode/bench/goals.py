@@ -262,7 +262,10 @@ def _serve_goals(record: dict[str, Any]) -> Iterator[Goal]:
 def _cpu_goal(
     scenario: dict[str, Any], costs: dict[str, dict[str, Any]], *, limit: float
 ) -> Iterator[Goal]:
-    """CPU of a request; beyond identifying its media, if they are known."""
+    """CPU of a request; beyond one base64 decode and one digest, if its media are known.
+
+    So much a hit may cost (`_connector_goals`), whatever it does instead.
+    """
     ours, identify = costs.get("ours"), scenario["identify_floor_ms"]
     if ours is None:
         return
@@ -274,7 +277,7 @@ def _cpu_goal(
     yield Goal(
         3 if unseen else 2,
         f"a request, {scenario['name']}",
-        f"≤ {limit:g} ms of CPU{'' if unseen else ' beyond identify'}, in quiet rounds",
+        f"≤ {limit:g} ms of CPU{'' if unseen else ' beyond one decode, one hash'}, in quiet rounds",
         ms(floor),
         ms(costs.get("eager", {}).get("p10_ms")),
         f"{ms(cpu)}{'' if unseen else f' ({ms(beyond)} beyond)'}, median {ms(ours['cpu_ms'])}",

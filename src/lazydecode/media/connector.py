@@ -33,7 +33,7 @@ from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.fetch_trace import FetchTrace, current_trace, fill_trace, trace_fetch
 from lazydecode.media.http import HttpBody, HttpConnection, decode_content
 from lazydecode.media.known_payloads import KnownPayloads
-from lazydecode.media.known_texts import KnownTexts
+from lazydecode.media.known_texts import MAX_TEXTS, KnownTexts
 from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.payloads import (
     MediaPayload,
@@ -128,7 +128,7 @@ class MediaConnector:
         self._connection = connection or HttpConnection(limits=self.limits)
         self._download_cache = download_cache
         self._known = KnownPayloads(self.limits.max_known_payloads)
-        self.known_texts = KnownTexts(self._known)
+        self.known_texts = KnownTexts(min(self.limits.max_known_payloads, MAX_TEXTS))
         """Base64 texts that came before, and what they were."""
         # What one policy allowed to be downloaded is not another one's to read.
         self._cache_scope = hashlib.sha256(repr(policy).encode()).hexdigest()[:16]

@@ -23,6 +23,8 @@ from lazydecode.media.known_payloads import KnownPayloads
 
 MIN_CHARS: Final = 32 * 1024
 """Shorter texts are as quickly decoded and digested as looked for."""
+MAX_TEXTS: Final = 4096
+"""No fewer than a cache of processed items holds: what has left it has to be decoded anyway."""
 _PIECE_CHARS: Final = 1024 * 1024
 _NONCE: Final = bytes(12)
 
@@ -48,11 +50,11 @@ class KnownTexts:
     Viega, "The Security and Performance of the Galois/Counter Mode", 2004, lemma 2).
 
     Args:
-        known: Remembers the payloads.
+        max_entries: Texts that are remembered, about 1 KB each; 0: none.
     """
 
-    def __init__(self, known: KnownPayloads) -> None:
-        self._known = known
+    def __init__(self, max_entries: int) -> None:
+        self._known = KnownPayloads(max_entries)
         self._cipher = AESGCM(AESGCM.generate_key(256))
 
     @property
