@@ -21,6 +21,7 @@ FORMAT: Final = 1
 _PACKAGES: Final = (
     "aiohttp",
     "av",
+    "cryptography",
     "msgspec",
     "numpy",
     "pillow",

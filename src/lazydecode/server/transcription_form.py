@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
@@ -22,6 +23,10 @@ TIMED_FORMATS: Final = ("verbose_json", "srt", "vtt")
 """Formats that say when what was said."""
 _LISTS: Final = ("timestamp_granularities", "include")
 """Fields that may stand several times, written with `[]` or without."""
+_NUMBER: Final = re.compile(
+    r"[+-]?(?:[0-9]{1,40}\.?[0-9]{0,40}|\.[0-9]{1,40})(?:[eE][+-]?[0-9]{1,4})?"
+)
+_WHOLE: Final = re.compile(r"0{0,40}[0-9]{1,10}")
 _TRUE: Final = ("true", "1")
 _FALSE: Final = ("false", "0", "")
 
@@ -148,10 +153,8 @@ def _flag(values: dict[str, str]) -> bool:
 
 def _temperature(values: dict[str, str]) -> float:
     given = values.get("temperature") or "0"
-    try:
-        value = float(given)
-    except ValueError:
-        value = math.nan
+    # `float` takes digits of all scripts, underscores between them and white space around.
+    value = float(given) if _NUMBER.fullmatch(given) else math.nan
     if not 0 <= value <= 2:
         raise _refused("temperature", given, "must be a number from 0 to 2")
     return value
@@ -161,9 +164,9 @@ def _max_tokens(values: dict[str, str]) -> int | None:
     given = values.get("max_completion_tokens")
     if not given:
         return None
-    if not given.isascii() or not given.isdigit() or not 0 < int(given[:10]) < 2**31:
+    if not _WHOLE.fullmatch(given) or not 0 < int(given) < 2**31:
         raise _refused("max_completion_tokens", given, "must be a whole number above 0")
-    return int(given[:10])
+    return int(given)
 
 
 def _refused(name: str, value: str | None, rule: str) -> ValidationError:
