@@ -23,6 +23,8 @@ from lazydecode.media import at_once, known_texts
 from lazydecode.media.audio import AudioMediaIO
 from lazydecode.media.base import MediaIO, MediaRef
 from lazydecode.media.connector import MediaConnector, trace_fetch
+from lazydecode.media.data_urls import parse_data_url
+from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.known_texts import MIN_CHARS, KnownTexts
 from lazydecode.media.video import VideoMediaIO
@@ -243,10 +245,36 @@ async def test_tenants_do_not_know_of_each_other(work: Work) -> None:
         assert tag is not None
         work.take()
         for tenant, num_decodes in (("a", 1), ("a", 0), (None, 1), ("b", 1), (None, 0), ("b", 0)):
-            assert connector.known_texts.holds(tag, tenant) is not num_decodes
-            with trace_fetch(tenant, tag):
+            assert connector.known_texts.holds(tag, tenant) == (not num_decodes)
+            with trace_fetch(tenant, url, tag):
                 await connector.fetch_image_async(url, IMAGES)
             assert (tenant, *work.take()) == (tenant, num_decodes, num_decodes)
+
+
+class Negatives(MediaConnector):
+    """A plug-in that fetches something else than it was asked for."""
+
+    key = 0
+
+    async def load_from_url_async(self, url: Any, *args: Any, **options: Any) -> Any:
+        head, _, text = bytes(url).partition(b",")
+        data = base64.b64decode(text)[:-1] + bytes([self.key])
+        return await super().load_from_url_async(
+            head + b"," + base64.b64encode(data), *args, **options
+        )
+
+
+async def test_a_tag_is_not_taken_for_that_of_another_url() -> None:
+    url = memoryview(data_url(PICTURE).encode())
+    async with Negatives() as connector:
+        tag = connector.known_texts.tag(url[len("data:image/jpeg;base64,") :])
+        for key in (1, 1, 2):
+            connector.key = key
+            with trace_fetch(None, url, tag) as trace:
+                ref = await connector.fetch_image_async(url, IMAGES)
+            changed = PICTURE[:-1] + bytes([key])
+            assert (ref.key, ref.data) == (IMAGES.load_bytes_ref(changed).key, changed)
+            assert trace.url is None
 
 
 async def test_a_tag_of_another_part_of_the_url_is_not_gone_by() -> None:
@@ -256,9 +284,26 @@ async def test_a_tag_of_another_part_of_the_url_is_not_gone_by() -> None:
     async with MediaConnector() as connector:
         await connector.fetch_image_async(data_url(PICTURE), IMAGES)
         tag = connector.known_texts.tag(memoryview(text.encode()))
-        with trace_fetch(tag=tag):
+        with trace_fetch(None, odd, tag):
             ref = await connector.fetch_image_async(odd, IMAGES)
         assert ref.data == b"x;base64," + text.encode()
+
+
+async def test_a_long_text_with_a_tag_is_nobodys_work(work: Work) -> None:
+    data = PICTURE + bytes(at_once.SLICED_CHARS)
+    url = memoryview(data_url(data).encode())
+    with MediaExecutor() as executor:
+        async with MediaConnector(executor=executor) as connector:
+            tag = connector.known_texts.tag(url[len("data:image/jpeg;base64,") :])
+            work.take()
+            tagged: list[int] = []
+            connector.known_texts.tag = tagged.append  # type: ignore[assignment]
+            for is_known in (False, True):
+                with trace_fetch("a", url, tag):
+                    ref = await connector.fetch_image_async(url, IMAGES)
+                assert ref.is_loaded is not is_known
+        assert tagged == []
+        assert work.take() == (1, 1)
 
 
 def test_long_texts_are_known_too_and_are_a_threads_work(
@@ -282,6 +327,7 @@ async def test_of_many_known_texts_few_are_looked_for_in_one_iteration(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tagged: dict[int, int] = {}
+    parsed: dict[int, int] = {}  # a copy of a `str`
     iteration = 0
     tag = KnownTexts.tag
 
@@ -289,11 +335,17 @@ async def test_of_many_known_texts_few_are_looked_for_in_one_iteration(
         tagged[iteration] = tagged.get(iteration, 0) + len(text)
         return tag(texts, text, **options)
 
+    def parse(url: Any) -> Any:
+        parsed[iteration] = parsed.get(iteration, 0) + len(url)
+        return parse_data_url(url)
+
     monkeypatch.setattr(KnownTexts, "tag", count)
+    monkeypatch.setattr(at_once, "parse_data_url", parse)
     data = PICTURE + bytes(at_once.QUICK_CHARS // 2)
     async with MediaConnector() as connector:
         await connector.fetch_image_async(data_url(data), IMAGES)
         tagged.clear()
+        parsed.clear()
         tasks = [
             asyncio.create_task(connector.fetch_image_async(data_url(data), IMAGES))
             for _ in range(40)
@@ -303,6 +355,7 @@ async def test_of_many_known_texts_few_are_looked_for_in_one_iteration(
             await asyncio.sleep(0)
         assert not any(task.result().is_loaded for task in tasks)
     assert max(tagged.values()) <= at_once.QUICK_CHARS * at_once._TAG_SHARE
+    assert max(parsed.values()) <= at_once.QUICK_CHARS * at_once._TAG_SHARE
 
 
 def test_bytes_that_are_not_the_remembered_ones_are_not_decoded(

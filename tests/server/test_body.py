@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,7 +24,8 @@ from lazydecode.media.budget import ByteBudget
 from lazydecode.media.known_texts import KnownTexts
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server import arriving
-from lazydecode.server.body import parse_body, read_body, read_parsed
+from lazydecode.server import body as body_module
+from lazydecode.server.body import ReadBody, parse_body, read_body, read_parsed
 from lazydecode.server.payload_cut import PayloadFinder
 
 
@@ -169,6 +172,58 @@ async def test_small_and_large_bodies_parse_alike() -> None:
             )
             assert conversation.messages == [{"role": "user", "content": "x" * size}]
             assert request.messages == []
+
+
+PAYLOAD = base64.b64encode(bytes(range(256)) * 2000).decode()
+URL = f"data:image/png;base64,{PAYLOAD}"
+PICTURE = f'"image_url", "image_url": {{"url": "{URL}"}}'
+
+
+@pytest.mark.parametrize(
+    ("part", "is_thread"),
+    [
+        (PICTURE, False),
+        (PICTURE.replace("/", "\\/"), True),
+        (PICTURE.replace("image/", "image\\/"), True),
+        (f'"text", "text": "{URL}"', True),
+        (f"{PICTURE}, ", True),
+    ],
+    ids=["plain", "escaped", "escaped-head", "text", "invalid"],
+)
+async def test_what_has_to_be_parsed_as_a_whole_is_a_threads_work(
+    part: str, is_thread: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[int] = set()
+    decode = body_module.decode_request
+
+    def decode_request(given: bytes | memoryview) -> Any:
+        if len(given) > 64 * 1024:
+            threads.add(threading.get_ident())
+        return decode(given)
+
+    monkeypatch.setattr(body_module, "decode_request", decode_request)
+    parts = f'[{{"type": {PICTURE}}}, {{"type": {part}}}]'
+    body = f'{{"messages": [{{"role": "user", "content": {parts}}}]}}'
+    client = Client([body.encode()])
+    outcome: Any
+    with ThreadPoolExecutor(1) as executor:
+        try:
+            outcome = await read_parsed(
+                client.scope,
+                client.receive,
+                partial(parse_body, texts=KnownTexts(1)),
+                max_bytes=10**7,
+                executor=executor,
+                finder=PayloadFinder(),
+            )
+        except InvalidRequestError as exc:
+            outcome = str(exc)
+    assert (threading.get_ident() in threads, bool(threads)) == (False, is_thread)
+    try:
+        truth: Any = parse_body(ReadBody(memoryview(body.encode())), KnownTexts(1))
+    except InvalidRequestError as exc:
+        truth = str(exc)
+    assert outcome == truth
 
 
 async def test_an_empty_body_says_what_is_expected() -> None:

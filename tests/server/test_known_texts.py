@@ -14,6 +14,8 @@ import pytest
 
 from lazydecode.media import local_files
 from lazydecode.media.base import PayloadDigest
+from lazydecode.media.budget import Reservation
+from lazydecode.renderers.rendered import RenderedRequest
 from lazydecode.server import payload_cut
 from tests.builders import make_jpeg
 from tests.server.harness import Server, data_url, image, request, text
@@ -48,9 +50,9 @@ def work(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         done.append("digest")
         digest(self, data)
 
-    def look_through(given: memoryview) -> bool:
+    def look_through(given: memoryview, **options: Any) -> bool:
         done.append("look through")
-        return is_plain(given)
+        return is_plain(given, **options)
 
     monkeypatch.setattr(pybase64, "b64decode", b64decode)
     monkeypatch.setattr(PayloadDigest, "__init__", begin)
@@ -166,7 +168,61 @@ def test_a_request_holds_the_memory_of_a_text_that_is_kept(
         return build(*args)
 
     monkeypatch.setattr(type(renderer.runner.headers), "_render_hits", render_hits)
+    data, other = picture(num_bytes=2_000_000), picture(num_bytes=1_000_000)
+    for parts in ([data], [data], [data, other]):
+        body = request(*(image(data_url(part)) for part in parts), text(), mm_payload="none")
+        response = server.post("/v1/chat/completions/render", body)
+        assert response.status_code == 200
+    # A text keeps the body that it is in, and what it may become is held with it.
+    num_chars = len(response.request.content)
+    assert held[0] == len(data)
+    assert held[2] == num_chars + len(data) + len(other)
+    assert 0 < held[1] - len(data) - len(data_url(data)) < 1000
+
+
+def test_a_text_that_is_decoded_after_all_waits_for_no_memory(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [image(data_url(picture(num_bytes=1_000_000))) for _ in range(2)]
+    first, _ = (render(server, *parts) for _ in range(2))
+    grown: list[int] = []
+    monkeypatch.setattr(Reservation, "grow", lambda _, nbytes: grown.append(nbytes))
+    clear_caches(server)
+    assert rendered(render(server, *parts)) == rendered(first)
+    assert grown == []
+
+
+def test_what_was_processed_holds_no_memory_for_a_decode(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[int] = []
+    budget = server.context.renderer.encoded_budget
+    render_all = RenderedRequest.render
+
+    async def and_look(self: RenderedRequest, **options: Any) -> Any:
+        answer = await render_all(self, **options)
+        held.append(budget.held_bytes)
+        return answer
+
+    monkeypatch.setattr(RenderedRequest, "render", and_look)
     data = picture(num_bytes=2_000_000)
-    for _ in range(2):
-        render(server, image(data_url(data)), mm_payload="none")
-    assert held == [len(data), -(-len(data) // 3) * 4]
+    for is_cleared in (False, False, True):
+        if is_cleared:
+            clear_caches(server)
+        render(server, image(data_url(data)))
+    assert (held[0], held[2]) == (len(data), len(data))
+    assert 0 < held[1] - len(data_url(data)) < 1000
+
+
+def test_a_text_of_which_the_engine_lost_the_item_is_decoded_again(
+    chat_server: Server, work: list[str]
+) -> None:
+    body = request(image(data_url(picture())), text(), max_tokens=2, temperature=0)
+    answers = [chat_server.post("/v1/chat/completions", body).json() for _ in range(2)]
+    work.clear()
+    chat_server.context.engine.clear_cache()
+    answers.append(chat_server.post("/v1/chat/completions", body).json())
+    assert len({answer["choices"][0]["message"]["content"] for answer in answers}) == 1
+    assert work == ["decode", "digest"]
+    chat_server.wait_idle()
+    assert chat_server.context.renderer.encoded_budget.held_bytes == 0

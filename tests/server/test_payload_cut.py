@@ -96,6 +96,27 @@ def test_a_payload_with_escapes_is_left_to_the_parser() -> None:
     assert conversation.media[0].source == URL
 
 
+def test_a_payload_that_is_none_is_none_again() -> None:
+    body = memoryview(_body(_image("HERE")).replace(b"HERE", URL.replace("/", "\\/").encode()))
+    cut = cut_payloads(body)
+    assert cut is not None
+    for _ in range(2):
+        assert cut.without_unsound(KnownTexts(16), None, between=lambda: None) is None
+
+
+def test_a_long_payload_is_looked_through_in_pieces() -> None:
+    paused: list[None] = []
+    size = payload_cut._PIECE_CHARS
+    for text, is_plain in (
+        (b"A" * 3 * size, True),
+        (b"A" * (3 * size - 1) + b"\n", False),
+        (b"A" * (3 * size - 1) + b"\\", False),
+    ):
+        paused.clear()
+        found = payload_cut.is_plain(memoryview(text), between=lambda: paused.append(None))
+        assert (found, len(paused)) == (is_plain, -(-len(text) // size) - 1)
+
+
 def test_escapes_before_a_payload_are_read() -> None:
     body = _body(_image("HERE")).replace(b"HERE", URL.replace("e/j", "e\\/j", 1).encode())
     assert cut_payloads(memoryview(body)) is not None

@@ -100,13 +100,18 @@ async def refs_at_hand(
         UnprocessableMediaError: If the payload is empty or too large, or its base64 is wrong.
     """
     trace = current_trace()
+    tenant, tag = (trace.tenant, trace.tag_of(url)) if trace else (None, None)
+    if tag is not None:
+        url = _parsed(url)
+        if tag.num_chars != len(url.payload):
+            tag = None  # the payload is not what it seemed to be
     look: TextLook | None = None
-    if texts.are_kept and MIN_CHARS <= _num_chars(url) <= SLICED_CHARS:
+    length = _num_chars(url)
+    if texts.are_kept and length >= MIN_CHARS and (tag is not None or length <= SLICED_CHARS):
         start = time.perf_counter()
-        url = url if isinstance(url, DataURL) else parse_data_url(url)
-        tenant, tag = (trace.tenant, trace.tag) if trace else (None, None)
         if tag is None:
-            await turns.wait(len(url.payload) // _TAG_SHARE)
+            await turns.wait(length // _TAG_SHARE)
+        url = _parsed(url)
         look = texts.look(url, media_ios, tenant, tag=tag)
         if look is not None and _fits(url, media_ios, max_bytes):
             known = look.find()
@@ -147,7 +152,7 @@ def _decode_plain(
 
     None also if it is too large, empty or wrong: whoever reads other forms says so.
     """
-    parsed = url if isinstance(url, DataURL) else parse_data_url(url)
+    parsed = _parsed(url)
     if not parsed.is_base64 or is_jpeg_sequence(parsed.media_type):
         return None
     if not _fits(parsed, media_ios, max_bytes):
@@ -174,6 +179,10 @@ async def _digest_in_turns(data: bytes, turns: QuickTurns) -> PayloadDigest:
         await turns.wait(QUICK_CHARS)
         if (digest := slices.take(_SLICE_BYTES)) is not None:
             return digest
+
+
+def _parsed(url: MediaURL | DataURL) -> DataURL:
+    return url if isinstance(url, DataURL) else parse_data_url(url)
 
 
 def _num_chars(url: MediaURL | DataURL) -> int:

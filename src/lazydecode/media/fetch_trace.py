@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from lazydecode.media.known_texts import TextTag
@@ -21,6 +21,8 @@ class FetchTrace:
     """Who it is for. This and the next are told to the fetch."""
     tag: TextTag | None = None
     """Of the base64 text in the URL, if it was made."""
+    url: object = field(default=None, repr=False)
+    """What the tag was made of; None when the fetch has ended."""
     source: FetchSource = ""
     is_shared: bool = False
     """Whether the download of a concurrent fetch was joined."""
@@ -30,6 +32,10 @@ class FetchTrace:
     """Until the encoded bytes were there; includes base64 and reading a file."""
     digest_s: float = 0.0
     """Building the refs, and the digest unless the bytes came by http."""
+
+    def tag_of(self, url: object) -> TextTag | None:
+        """Return the tag, if it is that of this very URL: a plug-in may fetch another one."""
+        return self.tag if url is self.url else None
 
 
 _trace: contextvars.ContextVar[FetchTrace | None] = contextvars.ContextVar(
@@ -42,22 +48,24 @@ class trace_fetch:  # noqa: N801 - a context that reads like a function
 
     Args:
         tenant: Who it is for: nobody can tell from the time it takes what others have sent.
-        tag: Of the base64 text in the URL, if it was made.
+        url: The URL that is fetched.
+        tag: Of the base64 text in it, if it was made.
     """
 
-    __slots__ = ("_tag", "_tenant", "_token")
+    __slots__ = ("_token", "_trace")
 
-    def __init__(self, tenant: str | None = None, tag: TextTag | None = None) -> None:
-        self._tenant = tenant
-        self._tag = tag
+    def __init__(
+        self, tenant: str | None = None, url: object = None, tag: TextTag | None = None
+    ) -> None:
+        self._trace = FetchTrace(tenant, tag, url)
 
     def __enter__(self) -> FetchTrace:
-        trace = FetchTrace(self._tenant, self._tag)
-        self._token = _trace.set(trace)
-        return trace
+        self._token = _trace.set(self._trace)
+        return self._trace
 
     def __exit__(self, *_: object) -> None:
         _trace.reset(self._token)
+        self._trace.url = None  # a view of a request's body, which may go
 
 
 def current_trace() -> FetchTrace | None:

@@ -114,7 +114,7 @@ class KnownTexts:
             return None
         if any(media_io.identity_scope() is None for media_io in media_ios):
             return None
-        if tag is None or tag.num_chars != len(url.payload):
+        if tag is None:
             tag = self.tag(url.payload, between=between)
         return None if tag is None else TextLook(self._known, url, media_ios, (tenant, tag))
 

@@ -292,7 +292,9 @@ class BaseRenderer:
             cache_salt=request.cache_salt,
             deadline=deadline,
         )
-        late = LateMedia(self._fetcher, held.items, decoders, held.hold, timeline)
+        late = LateMedia(
+            self._fetcher, held.items, decoders, held.hold, timeline, request.cache_salt
+        )
         job.load = late.load
         return RenderedRequest(self, job, timeline, late, skips_cache=skips_cache)
 

@@ -19,6 +19,8 @@ class EncodedHold:
         self._budget = budget
         self._reservation: Reservation | None = None
         self._aside = 0
+        self.body_bytes = 0
+        """Length of the request's body. All of it stays in memory while a text in it is kept."""
 
     @property
     def nbytes(self) -> int:

@@ -30,10 +30,16 @@ class LateMedia:
     decoders: Mapping[str, MediaIO[Any]]
     hold: EncodedHold
     timeline: Timeline
+    tenant: str | None = None
+    """Whose request it is."""
 
     async def load(self, wanted: Sequence[tuple[str, int, MediaRef[Any]]]) -> None:
         """Read the payloads of these (modality, index, ref), as `MediaFetcher.load`."""
-        await self.fetcher.load(wanted, self.hold)
+        await self.fetcher.load(self.items, wanted, self.hold)
+
+    def settle(self) -> None:
+        """Hold no more memory than is used: what was processed is rarely needed once more."""
+        self.fetcher.settle(self.items, self.hold)
 
 
 async def repaired(late: LateMedia | None, job: Job, work: Callable[[], Awaitable[_T]]) -> _T:
@@ -65,5 +71,11 @@ async def repaired(late: LateMedia | None, job: Job, work: Callable[[], Awaitabl
             done.add(type(exc))
         fetch = late.fetcher.fetch_late if is_lost else late.fetcher.fetch_changed
         async with until(deadline):
-            await fetch(late.items, late.decoders, hold=late.hold, timeline=late.timeline)
+            await fetch(
+                late.items,
+                late.decoders,
+                hold=late.hold,
+                timeline=late.timeline,
+                tenant=late.tenant,
+            )
         job.deadline = deadline

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from lazydecode.errors import (
     InvalidRequestError,
@@ -111,7 +111,7 @@ class MediaFetcher:
         *,
         hold: EncodedHold,
         timeline: Timeline,
-        tenant: str | None = None,
+        tenant: str | None,
     ) -> list[EncodedItem]:
         """Return the items in the order of `media`, when all have ended.
 
@@ -137,16 +137,18 @@ class MediaFetcher:
         await hold.require(known + unknown)
         items = await self._fetch_each(media, decoders, timeline, tenant)
         try:
-            total = self._check_totals(items)
+            needed = self._check_totals(items, hold)
             try:
-                await hold.require(total)
+                await hold.require(needed)
             except OverloadedError:
                 # Larger than expected, and memory is short: wait for a turn with nothing held,
                 # then fetch again what can be fetched again.
-                items = await self._fetch_again(media, decoders, items, total, hold, timeline)
-                total = self._check_totals(items)
-                await hold.require(total)
-            hold.shrink(total)
+                items = await self._fetch_again(
+                    media, decoders, items, needed, hold, timeline, tenant
+                )
+                needed = self._check_totals(items, hold)
+                await hold.require(needed)
+            hold.shrink(needed)
         except BaseException:
             _release(items)
             raise
@@ -159,6 +161,7 @@ class MediaFetcher:
         *,
         hold: EncodedHold,
         timeline: Timeline,
+        tenant: str | None,
     ) -> None:
         """Fetch into `items` what was left out since a cache held it, and does no more.
 
@@ -166,8 +169,9 @@ class MediaFetcher:
             LazyDecodeError: The first failure, with its item named.
         """
         late = [item for item in items if item.is_left_out]
-        await hold.require(_payload_bytes(items)[1] + len(late) * _GUESS_BYTES)
-        await self._replace(items, late, decoders, hold, timeline)
+        needed = _payload_bytes(items, hold).needed
+        await hold.require(needed + len(late) * _GUESS_BYTES)
+        await self._replace(items, late, decoders, hold, timeline, tenant)
 
     async def fetch_changed(
         self,
@@ -176,6 +180,7 @@ class MediaFetcher:
         *,
         hold: EncodedHold,
         timeline: Timeline,
+        tenant: str | None,
     ) -> None:
         """Identify anew what was identified from memory: some of it is not that any more.
 
@@ -188,10 +193,10 @@ class MediaFetcher:
         for _ in range(_MAX_CHANGES):
             unread = [item for item in items if item.ref is not None and not item.ref.is_loaded]
             elsewhere = [item for item in unread if item.origin is not None]
-            await self._replace(items, elsewhere, decoders, hold, timeline)
+            await self._replace(items, elsewhere, decoders, hold, timeline, tenant)
             refs = [(item.modality, item.index, item.ref) for item in unread if item.ref]
             try:
-                await self.load(refs, hold)
+                await self.load(items, refs, hold)
             except PayloadChangedError as exc:
                 changed = exc
             else:
@@ -200,12 +205,14 @@ class MediaFetcher:
 
     async def load(
         self,
+        items: Sequence[EncodedItem],
         wanted: Sequence[tuple[str, int, MediaRef[Any]]],
         hold: EncodedHold,
     ) -> None:
         """Read the payloads of some items, if they were left unread.
 
         Args:
+            items: All of the request.
             wanted: Modality, index and ref of those whose bytes are needed.
             hold: What the request holds of the memory budget.
 
@@ -220,13 +227,15 @@ class MediaFetcher:
         }
         if not unread:
             return
-        total = hold.nbytes + sum(payload.num_bytes for payload, _, _ in unread.values())
+        needed = _payload_bytes(items, hold).needed + sum(
+            payload.num_bytes for payload, _, _ in unread.values() if not payload.held_bytes
+        )
         try:
-            await hold.require(total)
+            await hold.require(needed)
         except OverloadedError:
             # Memory is short: wait for a turn with nothing held.
             hold.release()
-            await hold.require(total)
+            await hold.require(needed)
         loop, executor = asyncio.get_running_loop(), self._connector.executor.quick
         jobs = [loop.run_in_executor(executor, payload.load) for payload, _, _ in unread.values()]
         # Also when cancelled: what threads still read is held until they have ended.
@@ -236,6 +245,11 @@ class MediaFetcher:
                 raise result.at(modality, index) from result
             if isinstance(result, BaseException):
                 raise result
+        hold.shrink(_payload_bytes(items, hold).needed)
+
+    def settle(self, items: Sequence[EncodedItem], hold: EncodedHold) -> None:
+        """Hold what is in memory for some items, and nothing for what might be decoded from it."""
+        hold.shrink(_payload_bytes(items, hold).held)
 
     async def _replace(
         self,
@@ -244,17 +258,18 @@ class MediaFetcher:
         decoders: Mapping[str, MediaIO[Any]],
         hold: EncodedHold,
         timeline: Timeline,
+        tenant: str | None,
     ) -> None:
         """Fetch the refs of some of the request's items."""
         origins = [item.origin for item in stale if item.origin is not None]
         for origin in origins:
             origin.is_held = False
-        fetched = await self._fetch_each(origins, decoders, timeline)
+        fetched = await self._fetch_each(origins, decoders, timeline, tenant)
         try:
             others = [item for item in items if item not in stale]
-            total = self._check_totals([*others, *fetched])
-            await hold.require(total)
-            hold.shrink(total)
+            needed = self._check_totals([*others, *fetched], hold)
+            await hold.require(needed)
+            hold.shrink(needed)
         except BaseException:
             _release(fetched)
             raise
@@ -267,28 +282,29 @@ class MediaFetcher:
         media: Sequence[MediaRequest],
         decoders: Mapping[str, MediaIO[Any]],
         items: Sequence[EncodedItem],
-        total: int,
+        needed: int,
         hold: EncodedHold,
         timeline: Timeline,
+        tenant: str | None,
     ) -> list[EncodedItem]:
         remote = [
             at for at, item in enumerate(media) if item.source is not None and not item.is_held
         ]
         _release([items[at] for at in remote])
         hold.release()
-        await hold.require(total)
-        fetched = await self._fetch_each([media[at] for at in remote], decoders, timeline)
+        await hold.require(needed)
+        fetched = await self._fetch_each([media[at] for at in remote], decoders, timeline, tenant)
         renewed = list(items)
         for at, item in zip(remote, fetched, strict=True):
             renewed[at] = item
         return renewed
 
-    def _check_totals(self, items: Sequence[EncodedItem]) -> int:
-        """Check the size of all payloads; return that of those in memory."""
-        total, in_memory = _payload_bytes(items)
-        if total > self._limits.max_encoded_bytes_per_request:
-            self._refuse(total, [(item, item.ref.num_bytes) for item in items if item.ref])
-        return in_memory
+    def _check_totals(self, items: Sequence[EncodedItem], hold: EncodedHold) -> int:
+        """Check the size of all payloads; return the memory that they need."""
+        sizes = _payload_bytes(items, hold)
+        if sizes.total > self._limits.max_encoded_bytes_per_request:
+            self._refuse(sizes.total, [(item, item.ref.num_bytes) for item in items if item.ref])
+        return sizes.needed
 
     def _refuse(
         self, total: int, sizes: Iterable[tuple[MediaRequest | EncodedItem, int]]
@@ -319,7 +335,7 @@ class MediaFetcher:
         media: Sequence[MediaRequest],
         decoders: Mapping[str, MediaIO[Any]],
         timeline: Timeline,
-        tenant: str | None = None,
+        tenant: str | None,
     ) -> Coroutine[Any, Any, list[EncodedItem]]:
         if len(media) == 1 or _are_at_hand(media):
             return self._fetch_in_turn(media, decoders, timeline, tenant)
@@ -394,7 +410,7 @@ class MediaFetcher:
     ) -> Fetched:
         """Bring one item, or one payload for a video and the sound in it."""
         connector = self._connector
-        with trace_fetch(tenant, item.tag) as trace:
+        with trace_fetch(tenant, source, item.tag) as trace:
             if len(media_ios) == 2:
                 return await connector.fetch_video_and_audio_async(source, *media_ios), trace
             (media_io,) = media_ios
@@ -456,18 +472,33 @@ def _release(items: Iterable[EncodedItem]) -> None:
         item.release()
 
 
-def _payload_bytes(items: Iterable[EncodedItem]) -> tuple[int, int]:
-    """Encoded bytes of all items, and memory that is held for them; a payload that several share
-    exists once."""
-    total = in_memory = 0
+class _PayloadBytes(NamedTuple):
+    """Encoded bytes of a request's items."""
+
+    total: int
+    held: int
+    """Memory that is held for them now."""
+    needed: int
+    """The same, and what texts that are kept may become: nobody is to wait for that."""
+
+
+def _payload_bytes(items: Iterable[EncodedItem], hold: EncodedHold) -> _PayloadBytes:
+    """Measure the items of a request; a payload that several share exists once."""
+    total = loaded = texts = to_decode = 0
     seen: set[int] = set()
     for item in items:
         if (ref := item.ref) is None or id(ref.payload) in seen:
             continue
         seen.add(id(ref.payload))
         total += ref.num_bytes
-        in_memory += ref.held_bytes
-    return total, in_memory
+        if ref.is_loaded:
+            loaded += ref.num_bytes
+        elif ref.held_bytes:
+            texts += ref.held_bytes
+            to_decode += ref.num_bytes
+    # A text is a view of the body, which goes as a whole.
+    held = loaded + (max(texts, hold.body_bytes) if texts else 0)
+    return _PayloadBytes(total, held, held + to_decode)
 
 
 def _known_bytes(item: MediaRequest) -> int:

@@ -85,6 +85,7 @@ class RenderedRequest:
                 self._late, self._job, lambda: headers.render(self._job, cache, self._timeline)
             )
             if sketched is not None:
+                self._settle()
                 return sketched
         rendered: list[MultiModalInput] = []
         await self._run(cache, rendered.append)
@@ -127,8 +128,13 @@ class RenderedRequest:
                     self._job,
                     lambda: runner.run(self._job, cache, take, self._timeline),
                 )
+                self._settle()
         finally:
             self.processing_s += time.perf_counter() - started
+
+    def _settle(self) -> None:
+        if self._late is not None:
+            self._late.settle()
 
 
 def _text_input(prompt_token_ids: list[int]) -> MultiModalInput:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from starlette.types import Receive, Scope
@@ -189,6 +189,9 @@ class ReadBody:
     """All of it."""
     cut: CutBody | None = None
     """The body without its payloads; None if it has none, or none were looked for."""
+    is_on_loop: bool = False
+    """Whether an event loop parses it, which leaves to a thread what takes longer than it seemed
+    to take."""
 
     @property
     def is_parsed_at_once(self) -> bool:
@@ -197,6 +200,10 @@ class ReadBody:
         if cut is not None and len(cut.rest) <= _INLINE_BYTES and cut.num_chars <= _INLINE_CHARS:
             return True
         return len(self.view) <= _INLINE_BYTES
+
+
+class TakesLongError(Exception):
+    """A body cannot be parsed as quickly as it seemed."""
 
 
 def parse_body(body: ReadBody, texts: KnownTexts) -> tuple[ChatCompletionRequest, Conversation]:
@@ -210,8 +217,11 @@ def parse_body(body: ReadBody, texts: KnownTexts) -> tuple[ChatCompletionRequest
 
     Raises:
         InvalidRequestError: See `decode_request` and `parse_messages`.
+        TakesLongError: If it is not an event loop's work.
     """
-    request = _decode_cut(body, texts) or decode_request(body.view)
+    request = _decode_cut(body, texts)
+    if request is None:
+        request = _decode(body, body.view)
     if request.prompt_token_ids is None:
         conversation = parse_messages(request.messages)
     else:
@@ -223,10 +233,10 @@ def parse_body(body: ReadBody, texts: KnownTexts) -> tuple[ChatCompletionRequest
 def _decode_cut(body: ReadBody, texts: KnownTexts) -> ChatCompletionRequest | None:
     """Parse a body without its payloads; None if it has to be parsed as a whole."""
     cut = body.cut
-    between = _nothing if body.is_parsed_at_once else yield_to_others
+    between = _nothing if body.is_on_loop else yield_to_others
     while cut is not None:
         try:
-            request = decode_request(cut.rest)
+            request = _decode(body, cut.rest)
         except InvalidRequestError:
             return None  # The message is to be about the client's own body.
         sound = cut.without_unsound(texts, request.cache_salt, between=between)
@@ -234,6 +244,12 @@ def _decode_cut(body: ReadBody, texts: KnownTexts) -> ChatCompletionRequest | No
             return request if cut.restore(request.messages) else None
         cut = sound
     return None
+
+
+def _decode(body: ReadBody, text: bytes | memoryview) -> ChatCompletionRequest:
+    if body.is_on_loop and len(text) > _INLINE_BYTES:
+        raise TakesLongError
+    return decode_request(text)
 
 
 def _nothing() -> None:
@@ -256,7 +272,7 @@ async def read_parsed(
     Args:
         scope: The request's.
         receive: The request's.
-        parse: Is given the body.
+        parse: Is given the body. May raise `TakesLongError` on the event loop.
         max_bytes: As for `read_body`.
         executor: Runs `parse` for a large body.
         max_stall_s: As for `read_body`.
@@ -276,9 +292,12 @@ async def read_parsed(
     )
     if not body:
         raise InvalidRequestError("the body is empty; a JSON object is expected")
+    if hold is not None:
+        hold.body_bytes = len(body)
     read = ReadBody(body, None if finder is None else finder.cut(body))
     if read.is_parsed_at_once:
-        return parse(read)
+        with suppress(TakesLongError):
+            return parse(replace(read, is_on_loop=True))
     return await asyncio.get_running_loop().run_in_executor(executor, parse, read)
 
 

@@ -31,6 +31,7 @@ _MAX_MARKERS: Final = 1024
 _MIN_PAYLOAD: Final = 4096
 """Shorter ones are not worth it."""
 _WORD_BYTES: Final = 24
+_PIECE_CHARS: Final = 1024 * 1024
 _FIRST_PRINTABLE: Final = 0x20
 _URL_FIELDS: Final = ("image_url", "video_url", "audio_url")
 
@@ -42,7 +43,7 @@ class Place(NamedTuple):
     stop: int
     """Where the quotation mark behind it is."""
     tag: TextTag | None = None
-    """Of the payload, if it is worth one."""
+    """Of the payload, if it is worth one and known to be what it seems."""
 
 
 class CutBody:
@@ -94,9 +95,10 @@ class CutBody:
             if place.tag is None:
                 text = self._body[place.start : place.stop]
                 tag = texts.tag(text, between=between)
-                place = self.payloads[word] = place._replace(tag=tag)
-                if not (tag is not None and texts.holds(tag, tenant)) and not is_plain(text):
+                is_known = tag is not None and texts.holds(tag, tenant)
+                if not is_known and not is_plain(text, between=between):
                     continue
+                place = self.payloads[word] = place._replace(tag=tag)
             sound.append(place)
         if len(sound) == len(self.payloads):
             return self
@@ -124,22 +126,29 @@ class CutBody:
                 continue
             # The string's beginning stands before the payload as it does before the word.
             start = place.start - (len(raw) - _WORD_BYTES - 1)
-            url = msgspec.Raw(self._body[start : place.stop + 1])
             if b"\\" in bytes(raw):
-                whole = MediaURL(url=url, detail=media.detail, uuid=media.uuid)
-            else:
-                whole = PlainURL(url=url, detail=media.detail, uuid=media.uuid, tag=place.tag)
-            setattr(part, name, whole)
+                continue  # before the payload; who parses the whole reads that too
+            url = msgspec.Raw(self._body[start : place.stop + 1])
+            plain = PlainURL(url=url, detail=media.detail, uuid=media.uuid, tag=place.tag)
+            setattr(part, name, plain)
             num_found += 1
         return num_found
 
 
-def is_plain(text: memoryview) -> bool:
-    """Whether a text holds neither backslashes nor control characters; 0.1 ms per MB."""
-    searched = Searchable(text)
-    if searched.find(b"\\") < searched.num_bytes:
-        return False
-    return searched.least() >= _FIRST_PRINTABLE
+def is_plain(text: memoryview, *, between: Callable[[], object] = lambda: None) -> bool:
+    """Whether a text holds neither backslashes nor control characters; 0.1 ms per MB.
+
+    Args:
+        text: The text.
+        between: Called between pieces of 1 MB.
+    """
+    for begin in range(0, len(text), _PIECE_CHARS):
+        if begin:
+            between()
+        searched = Searchable(text[begin : begin + _PIECE_CHARS])
+        if searched.find(b"\\") < searched.num_bytes or searched.least() < _FIRST_PRINTABLE:
+            return False
+    return True
 
 
 class PayloadFinder:
