@@ -183,12 +183,16 @@ def test_a_request_holds_the_memory_of_a_text_that_is_kept(
 def test_a_text_that_is_decoded_after_all_waits_for_no_memory(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = [image(data_url(picture(num_bytes=1_000_000))) for _ in range(2)]
+    parts = [image(data_url(picture(num_bytes=300_000))) for _ in range(4)]
     first, _ = (render(server, *parts) for _ in range(2))
     grown: list[int] = []
     monkeypatch.setattr(Reservation, "grow", lambda _, nbytes: grown.append(nbytes))
     clear_caches(server)
     assert rendered(render(server, *parts)) == rendered(first)
+    # Nor one with escapes, of which there is no view but a copy.
+    escaped = json.dumps(request(*parts, text())).replace("/", "\\/").encode()
+    answer = server.post("/v1/chat/completions/render", escaped)
+    assert rendered(answer.json()) == rendered(first)
     assert grown == []
 
 

@@ -128,9 +128,10 @@ class MediaFetcher:
         """
         known = unknown = 0
         for item in media:
+            num_bytes = _known_bytes(item)
             if item.of_video is None:
-                known += _known_bytes(item)
-            if isinstance(item.source, str) and not item.is_held:
+                known += num_bytes
+            if isinstance(item.source, str) and not num_bytes and not item.is_held:
                 unknown += _GUESS_BYTES
         if known > self._limits.max_encoded_bytes_per_request:
             self._refuse(known, [(item, _known_bytes(item)) for item in media])
