@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from lazydecode.media import local_files
+from lazydecode.media.connector import MediaConnector
+from lazydecode.media.fetch_trace import current_trace
 from lazydecode.media.image import ImageMediaIO
 from lazydecode.media.known_payloads import KnownPayloads
 from lazydecode.renderers.base import BaseRenderer
@@ -124,4 +126,28 @@ async def test_embeddings_stay_counted_when_a_file_beside_them_changes(
             await rendered.render(with_payload=True)
             assert KnownPayloads.find is find  # it did change
             assert renderer.encoded_budget.held_bytes >= embeds.nbytes + path.stat().st_size
+        assert nothing_is_held(renderer)
+
+
+async def test_what_is_fetched_late_is_fetched_for_its_tenant(
+    open_renderer: OpenRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tenants: list[str | None] = []
+    data = make_jpeg(SIZE)
+
+    async def load(_: MediaConnector, __: str, media_io: ImageMediaIO, **___: Any) -> Any:
+        trace = current_trace()
+        tenants.append(trace and trace.tenant)
+        return media_io.load_bytes_ref(data)
+
+    monkeypatch.setattr(MediaConnector, "load_from_url_async", load)
+    part = image("http://h/a.jpg", uuid="u")
+    async with open_renderer() as renderer:
+        await render(renderer, part, text(), cache_salt="a")
+        request = make_request(part, text(), cache_salt="a")
+        async with renderer.open(request, timeline=Timeline()) as rendered:
+            assert tenants == ["a"]
+            evict(renderer)
+            await rendered.render(with_payload=True)
+        assert tenants == ["a", "a"]
         assert nothing_is_held(renderer)

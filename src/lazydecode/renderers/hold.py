@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import Any, NamedTuple, Self
 
+from lazydecode.media.base import MediaRef
 from lazydecode.media.budget import ByteBudget, Reservation
+
+
+class PayloadBytes(NamedTuple):
+    """Encoded bytes of a request's items."""
+
+    total: int
+    held: int
+    """Memory that is held for them now."""
+    needed: int
+    """The same, and what texts that are kept may become: nobody is to wait for that."""
 
 
 class EncodedHold:
@@ -63,6 +75,24 @@ class EncodedHold:
             self._aside = before
             raise
         self.shrink(held)
+
+    def measure(self, refs: Iterable[MediaRef[Any] | None]) -> PayloadBytes:
+        """Measure the request's media; a payload that several share exists once."""
+        total = loaded = texts = to_decode = 0
+        seen: set[int] = set()
+        for ref in refs:
+            if ref is None or id(ref.payload) in seen:
+                continue
+            seen.add(id(ref.payload))
+            total += ref.num_bytes
+            if ref.is_loaded:
+                loaded += ref.num_bytes
+            elif ref.held_bytes:
+                texts += ref.held_bytes
+                to_decode += ref.num_bytes
+        # A text is a view of the body, which goes as a whole.
+        held = loaded + (max(texts, self.body_bytes) if texts else 0)
+        return PayloadBytes(total, held, held + to_decode)
 
     def release(self) -> None:
         """Hold nothing; it may hold something again afterwards."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from lazydecode.errors import (
     InvalidRequestError,
@@ -170,7 +170,7 @@ class MediaFetcher:
             LazyDecodeError: The first failure, with its item named.
         """
         late = [item for item in items if item.is_left_out]
-        needed = _payload_bytes(items, hold).needed
+        needed = hold.measure(item.ref for item in items).needed
         await hold.require(needed + len(late) * _GUESS_BYTES)
         await self._replace(items, late, decoders, hold, timeline, tenant)
 
@@ -228,7 +228,7 @@ class MediaFetcher:
         }
         if not unread:
             return
-        needed = _payload_bytes(items, hold).needed + sum(
+        needed = hold.measure(item.ref for item in items).needed + sum(
             payload.num_bytes for payload, _, _ in unread.values() if not payload.held_bytes
         )
         try:
@@ -246,11 +246,11 @@ class MediaFetcher:
                 raise result.at(modality, index) from result
             if isinstance(result, BaseException):
                 raise result
-        hold.shrink(_payload_bytes(items, hold).needed)
+        hold.shrink(hold.measure(item.ref for item in items).needed)
 
     def settle(self, items: Sequence[EncodedItem], hold: EncodedHold) -> None:
         """Hold what is in memory for some items, and nothing for what might be decoded from it."""
-        hold.shrink(_payload_bytes(items, hold).held)
+        hold.shrink(hold.measure(item.ref for item in items).held)
 
     async def _replace(
         self,
@@ -302,7 +302,7 @@ class MediaFetcher:
 
     def _check_totals(self, items: Sequence[EncodedItem], hold: EncodedHold) -> int:
         """Check the size of all payloads; return the memory that they need."""
-        sizes = _payload_bytes(items, hold)
+        sizes = hold.measure(item.ref for item in items)
         if sizes.total > self._limits.max_encoded_bytes_per_request:
             self._refuse(sizes.total, [(item, item.ref.num_bytes) for item in items if item.ref])
         return sizes.needed
@@ -471,35 +471,6 @@ def _drop_view(item: MediaRequest) -> None:
 def _release(items: Iterable[EncodedItem]) -> None:
     for item in items:
         item.release()
-
-
-class _PayloadBytes(NamedTuple):
-    """Encoded bytes of a request's items."""
-
-    total: int
-    held: int
-    """Memory that is held for them now."""
-    needed: int
-    """The same, and what texts that are kept may become: nobody is to wait for that."""
-
-
-def _payload_bytes(items: Iterable[EncodedItem], hold: EncodedHold) -> _PayloadBytes:
-    """Measure the items of a request; a payload that several share exists once."""
-    total = loaded = texts = to_decode = 0
-    seen: set[int] = set()
-    for item in items:
-        if (ref := item.ref) is None or id(ref.payload) in seen:
-            continue
-        seen.add(id(ref.payload))
-        total += ref.num_bytes
-        if ref.is_loaded:
-            loaded += ref.num_bytes
-        elif ref.held_bytes:
-            texts += ref.held_bytes
-            to_decode += ref.num_bytes
-    # A text is a view of the body, which goes as a whole.
-    held = loaded + (max(texts, hold.body_bytes) if texts else 0)
-    return _PayloadBytes(total, held, held + to_decode)
 
 
 def _known_bytes(item: MediaRequest) -> int:
