@@ -32,7 +32,8 @@ from lazydecode.media.local_files import LocalFiles
 from lazydecode.media.urls import FileURL, parse_url
 
 MediaURL: TypeAlias = str | bytes | memoryview
-"""A URL; as bytes or a view it saves a copy of a `data:` URL's text."""
+"""A URL; as bytes or a view it saves a copy of a `data:` URL's text. What is viewed stays as it is
+until the ref is released: a text that came before is decoded late, or not at all."""
 
 
 @dataclass(frozen=True, slots=True)
