@@ -89,8 +89,8 @@ class Settings(BaseSettings):
         _FETCH.max_known_payloads,
         ge=0,
         description="Local files and downloads on disk whose identity is remembered while they "
-        "are unchanged: a hit on one reads nothing. As many base64 texts of requests, up to 4,096: "
-        "a hit on one decodes and digests nothing. 0: all are read each time.",
+        "are unchanged: a hit on one reads nothing. As many base64 texts of 1 MiB or more, up to "
+        "4,096: a hit on one decodes and digests nothing. 0: all are read each time.",
     )
 
     # -- decoding

@@ -26,15 +26,23 @@ from lazydecode.media.connector import MediaConnector, trace_fetch
 from lazydecode.media.data_urls import parse_data_url
 from lazydecode.media.executor import MediaExecutor
 from lazydecode.media.image import ImageMediaIO
-from lazydecode.media.known_texts import MIN_CHARS, KnownTexts
+from lazydecode.media.known_texts import KnownTexts
 from lazydecode.media.video import VideoMediaIO
 from tests.builders import make_jpeg, make_png, make_wav
 from tests.builders_video import make_mp4
 
 IMAGES = ImageMediaIO()
+MIN_CHARS = 32 * 1024
 TAIL = bytes(range(256)) * 256
 """Behind a picture: nobody reads it who decodes, and it makes the text long enough."""
 PICTURE = make_jpeg() + TAIL
+
+
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember texts that are short for a test."""
+    for module in (known_texts, at_once):
+        monkeypatch.setattr(module, "MIN_CHARS", MIN_CHARS)
 
 
 def data_url(data: bytes, media_type: str = "image/jpeg") -> str:

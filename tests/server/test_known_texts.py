@@ -12,7 +12,7 @@ from typing import Any
 import pybase64
 import pytest
 
-from lazydecode.media import local_files
+from lazydecode.media import at_once, known_texts, local_files
 from lazydecode.media.base import PayloadDigest
 from lazydecode.media.budget import Reservation
 from lazydecode.renderers.rendered import RenderedRequest
@@ -22,6 +22,14 @@ from tests.server.harness import Server, data_url, image, request, text
 from tests.server.test_known_files import clear_caches, render, rendered, replace
 
 SETTLED_S = 0.05
+MIN_CHARS = 32 * 1024
+
+
+@pytest.fixture(autouse=True)
+def short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember texts that are short for a test."""
+    for module in (known_texts, at_once):
+        monkeypatch.setattr(module, "MIN_CHARS", MIN_CHARS)
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,8 @@ class KnownPayloads:
             read: Reads it, should it be needed.
             unread_bytes: Memory that `read` holds.
         """
+        if source not in self:
+            return None
         scopes = [media_io.identity_scope() for media_io in media_ios]
         with self._lock:
             known = self._table.get(source)

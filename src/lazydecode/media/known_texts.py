@@ -21,8 +21,8 @@ from lazydecode.media.data_urls import DataURL, decode_data_url
 from lazydecode.media.jpeg_sequence import is_jpeg_sequence
 from lazydecode.media.known_payloads import KnownPayloads
 
-MIN_CHARS: Final = 32 * 1024
-"""Shorter texts are as quickly decoded and digested as looked for."""
+MIN_CHARS: Final = 1024 * 1024
+"""Of shorter texts a hit gains 0.1 to 0.2 ms, and the first sight costs twice as much."""
 MAX_TEXTS: Final = 4096
 """No fewer than a cache of processed items holds: what has left it has to be decoded anyway."""
 _PIECE_CHARS: Final = 1024 * 1024
