@@ -24,7 +24,8 @@ from lazydecode.media.known_payloads import KnownPayloads
 MIN_CHARS: Final = 1024 * 1024
 """Of shorter texts a hit gains 0.1 to 0.2 ms, and the first sight costs twice as much."""
 MAX_TEXTS: Final = 4096
-"""No fewer than a cache of processed items holds: what has left it has to be decoded anyway."""
+"""Mostly more than a cache of processed items holds, from payloads of this size: what has left it
+has to be decoded anyway."""
 _PIECE_CHARS: Final = 1024 * 1024
 _NONCE: Final = bytes(12)
 
@@ -136,8 +137,10 @@ class TextLook:
         return self.known.find(self.source, self.media_ios, decode, unread_bytes=num_chars)
 
     def learn(self, digest: PayloadDigest, refs: Sequence[MediaRef[Any]]) -> None:
-        """Remember what the text was, as `KnownPayloads.learn`; not if it holds white space or
-        the like, which no program writes.
+        """Remember what the text was, as `KnownPayloads.learn`.
+
+        Not if it has not a character for each six bits, padding included: `KnownTexts.holds`
+        says that there is no white space in it.
         """
         text = self.url.payload
         padding = bytes(text[-2:]).count(b"=")
