@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from lazydecode.bench.goals import goals_grid
+from lazydecode.bench.idle_loop import IdleLoop
 from lazydecode.bench.lean_client import measure_rate
 from lazydecode.bench.page import write_page
 from lazydecode.bench.plots import write_plots
@@ -51,6 +53,8 @@ def test_every_scenario_runs(record: dict[str, Any]) -> None:
             assert run["errors"] == {}
             assert {"mean", "p50", "p95", "p99", "max"} == run["latency_ms"].keys()
             assert "cpu_ms_per_request" not in run  # Nobody said which process it is.
+            idle = run.get("idle_loop_lag_p99_ms")
+            assert idle is None if row["name"] != "heavy" else idle >= 0
 
 
 def test_what_is_known_is_not_decoded_and_what_is_unseen_is(record: dict[str, Any]) -> None:
@@ -90,6 +94,14 @@ def test_goals_and_page_come_from_the_record(record: dict[str, Any], tmp_path: P
     result = CliRunner().invoke(cli, ["bench", "goals", str(path)])
     assert result.exit_code == 0, result.output
     assert "1 decode" in result.output
+
+
+def test_an_idle_loop_is_sampled_until_the_block_ends() -> None:
+    with IdleLoop() as idle:
+        time.sleep(0.5)
+    samples = idle.samples_ms
+    assert 5 <= len(samples) <= 26  # 25 on a quiet machine
+    assert 0 <= min(samples) <= idle.percentile_ms(0.5) <= idle.percentile_ms(1.0) == max(samples)
 
 
 def test_a_server_that_refuses_is_counted(server: Server) -> None:

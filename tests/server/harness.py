@@ -20,7 +20,7 @@ import uvloop
 
 from lazydecode.config import Settings
 from lazydecode.server.app import create_app
-from lazydecode.server.http_protocol import ReadingTurns, UncopiedBodies
+from lazydecode.server.http_protocol import BodyTurns, UncopiedBodies
 from lazydecode.server.loading import load_context
 
 _T = TypeVar("_T")
@@ -43,7 +43,7 @@ class Server:
                 create_app(self.context),
                 log_config=None,
                 access_log=False,
-                http=partial(UncopiedBodies, turns=ReadingTurns()),  # type: ignore[arg-type]
+                http=partial(UncopiedBodies, turns=BodyTurns()),  # type: ignore[arg-type]
                 loop="none",
                 timeout_graceful_shutdown=5,
             )

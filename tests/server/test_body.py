@@ -25,7 +25,7 @@ from lazydecode.media.known_texts import KnownTexts
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server import arriving
 from lazydecode.server import body as body_module
-from lazydecode.server.body import ReadBody, parse_body, read_body, read_parsed
+from lazydecode.server.body import ReadBody, RequestTurns, parse_body, read_body, read_parsed
 from lazydecode.server.payload_cut import PayloadFinder
 
 
@@ -168,6 +168,7 @@ async def test_small_and_large_bodies_parse_alike() -> None:
                 partial(parse_body, texts=KnownTexts(1)),
                 max_bytes=10**6,
                 executor=executor,
+                turns=RequestTurns(),
                 finder=PayloadFinder(),
             )
             assert conversation.messages == [{"role": "user", "content": "x" * size}]
@@ -214,6 +215,7 @@ async def test_what_has_to_be_parsed_as_a_whole_is_a_threads_work(
                 partial(parse_body, texts=KnownTexts(1)),
                 max_bytes=10**7,
                 executor=executor,
+                turns=RequestTurns(),
                 finder=PayloadFinder(),
             )
         except InvalidRequestError as exc:
@@ -226,9 +228,47 @@ async def test_what_has_to_be_parsed_as_a_whole_is_a_threads_work(
     assert outcome == truth
 
 
+@pytest.mark.parametrize(("part", "at_once"), [('"text", "text": "x"', 4), (PICTURE, 1)])
+async def test_requests_that_have_arrived_go_on_in_turns(part: str, at_once: int) -> None:
+    body = f'{{"messages": [{{"role": "user", "content": [{{"type": {part}}}]}}]}}'.encode()
+    turns = RequestTurns()
+    parsed: list[int] = []
+
+    async def answer(number: int) -> None:
+        client = Client([body])
+        await read_parsed(
+            client.scope,
+            client.receive,
+            partial(parse_body, texts=KnownTexts(1)),
+            max_bytes=10**7,
+            executor=executor,
+            turns=turns,
+            finder=PayloadFinder(),
+        )
+        parsed.append(number)
+
+    with ThreadPoolExecutor(1) as executor:
+        tasks = [asyncio.create_task(answer(number)) for number in range(14)]
+        tasks[6].cancel()  # before it began
+        most = 0
+        while len(parsed) < 12:
+            if len(parsed) == at_once:
+                tasks[9].cancel()  # while it waits
+            before = len(parsed)
+            await asyncio.sleep(0)
+            most = max(most, len(parsed) - before)
+    assert most == at_once
+    assert parsed == [number for number in range(14) if number not in (6, 9)]
+
+
 async def test_an_empty_body_says_what_is_expected() -> None:
     client = Client([b""])
     with ThreadPoolExecutor(1) as executor, pytest.raises(InvalidRequestError, match="empty"):
         await read_parsed(
-            client.scope, client.receive, lambda body: body, max_bytes=10, executor=executor
+            client.scope,
+            client.receive,
+            lambda body: body,
+            max_bytes=10,
+            executor=executor,
+            turns=RequestTurns(),
         )

@@ -23,7 +23,7 @@ from lazydecode.media.budget import ByteBudget
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.server import arriving
 from lazydecode.server.body import read_body
-from lazydecode.server.http_protocol import ReadingTurns, UncopiedBodies
+from lazydecode.server.http_protocol import BodyTurns, UncopiedBodies
 from lazydecode.server.straight_body import straight_body
 
 MIB = 1024 * 1024
@@ -66,7 +66,7 @@ async def serving(service: Service) -> AsyncIterator[int]:
         access_log=False,
         lifespan="off",
         loop="none",
-        http=partial(UncopiedBodies, turns=ReadingTurns()),  # type: ignore[arg-type]
+        http=partial(UncopiedBodies, turns=BodyTurns()),  # type: ignore[arg-type]
     )
     server = uvicorn.Server(config)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -47,6 +47,8 @@ class Scenario:
     """Instead of what the run is set to."""
     factor: int = 1
     """So many times as many requests: for cheap ones, whose CPU is near the clock's tick."""
+    is_about_lag: bool = False
+    """Whether the event loop's lag is what it shows: an idle loop is watched beside it then."""
 
 
 class MediaPool:
@@ -135,6 +137,7 @@ def special_scenarios(pool: MediaPool) -> list[Scenario]:
             _heavy(pool),
             concurrency=(32,),
             num_requests=32,
+            is_about_lag=True,
         ),
     ]
 

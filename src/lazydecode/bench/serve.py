@@ -14,6 +14,7 @@ from typing import Any, Final
 import pybase64
 
 from lazydecode.bench.costs import costs_section
+from lazydecode.bench.idle_loop import IdleLoop
 from lazydecode.bench.load import HealthPoll, LoadResult, run_load
 from lazydecode.bench.measure import measure
 from lazydecode.bench.record import machine, new_record
@@ -232,11 +233,16 @@ async def _measure(
         await run_load(url, batch.prime[:_WARM_UP], 1, headers=options.headers)
     before = await asyncio.to_thread(server.metrics)
     cpu = server.cpu_s()
-    with MemoryWatch(server) as memory, HealthPoll(server.url) as health:
+    with contextlib.ExitStack() as watches:
+        memory = watches.enter_context(MemoryWatch(server))
+        health = watches.enter_context(HealthPoll(server.url))
+        idle = watches.enter_context(IdleLoop()) if scenario.is_about_lag else None
         result: LoadResult = await run_load(url, batch.bodies, concurrency, headers=options.headers)
     cpu = server.cpu_s() - cpu
     after = await asyncio.to_thread(server.metrics)
     measured = result.to_dict()
+    if idle is not None:
+        measured["idle_loop_lag_p99_ms"] = idle.percentile_ms(0.99)
     measured["health_ms"] = health.to_dict()
     if server.is_visible:
         measured["cpu_ms_per_request"] = cpu * 1e3 / len(batch.bodies)

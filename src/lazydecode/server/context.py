@@ -16,6 +16,7 @@ from lazydecode.engine.wire import DTYPES
 from lazydecode.models.frontend import ModelFrontend
 from lazydecode.renderers.base import BaseRenderer
 from lazydecode.renderers.caches import ClearedCaches
+from lazydecode.server.body import RequestTurns
 from lazydecode.server.membership import Clear, Member
 from lazydecode.server.metrics import Metrics
 from lazydecode.server.queueing import RequestQueue
@@ -50,6 +51,7 @@ class ServerContext:
     """Connection to the supervisor, in a worker."""
     workers: WorkerPool | None = None
     """Processes that decode and process items; None: threads do."""
+    turns: RequestTurns = field(default_factory=RequestTurns, init=False)
     _clearing: set[asyncio.Task[ClearedCaches]] = field(default_factory=set, init=False)
 
     @property

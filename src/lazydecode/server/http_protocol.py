@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, without its copies of request bodies, and with turns to read them.
+"""uvicorn's HTTP protocol, without its copies of request bodies, and with turns for large ones.
 
 A large body that came with its head stays where it was read. Who reads another one of a stated
 length can have the connection for itself (`straight_body`). An answer's head and body are one
@@ -19,9 +19,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from lazydecode.server.straight_body import EXTENSION, StraightBody
 from lazydecode.turns import Turns
 
-_READERS: Final = 2
-"""Connections that go on reading per iteration of the event loop, each by up to 256 KiB. When 32
-bodies of 4 MB arrived at once, an iteration took up to 27 ms without turns, 7 with them."""
+_CONNECTIONS: Final = 2
+"""Connections that go on reading or writing per iteration of the event loop, each by up to 512 KiB.
+When 32 bodies of 4 MB arrived at once, an iteration took up to 27 ms without turns, 7 with them."""
 _LAST_CALL_S: Final = 0.25
 """How long idle connections stay open at the server's end. Of 32 clients that asked again as soon
 as they had an answer, 19 had their connections reset when they were closed at once."""
@@ -34,14 +34,14 @@ _FRAMING: Final = (b"content-length", b"transfer-encoding")
 """Fields that say where a request ends."""
 
 
-class ReadingTurns(Turns):
-    """Few connections go on reading in one iteration of an event loop, in the order of asking.
+class BodyTurns(Turns):
+    """Few connections go on with a large body, read or written, in one iteration of an event loop.
 
     Args:
         per_iteration: Connections, at least 1.
     """
 
-    def __init__(self, per_iteration: int = _READERS) -> None:
+    def __init__(self, per_iteration: int = _CONNECTIONS) -> None:
         super().__init__(per_iteration)
 
 
@@ -57,7 +57,9 @@ class UncopiedBodies(HttpToolsProtocol):
         kwargs: As uvicorn passes them.
     """
 
-    def __init__(self, *args: Any, turns: ReadingTurns, **kwargs: Any) -> None:
+    flow: _FlowInTurns
+
+    def __init__(self, *args: Any, turns: BodyTurns, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._turns = turns
         self._brought_body = False
@@ -163,7 +165,8 @@ class UncopiedBodies(HttpToolsProtocol):
             if self._is_last:
                 self.cycle.keep_alive = False
             if self.scope["method"] != "HEAD":  # its answer has no body to wait for
-                self.cycle.transport = _Corked(self.transport)  # type: ignore[assignment]
+                corked: Any = _Corked(self.transport, self.flow)  # uvicorn knows transports only
+                self.cycle.transport = corked
             for name, _ in self.headers:
                 if name == b"content-length":
                     straight: Any = StraightBody(self, self.cycle)  # uvicorn knows those of dicts
@@ -227,7 +230,7 @@ class UncopiedBodies(HttpToolsProtocol):
         self._to_drop = 0
         self.flow.pause_reading()
         self.transport.set_protocol(reader)
-        self.transport.resume_reading()
+        self._turns.ask(self._go_on)
 
     def read_in_turn(self) -> None:
         """Have the reader wait for its turn before it goes on."""
@@ -263,13 +266,17 @@ def _states(headers: Sequence[tuple[bytes, bytes]], num_bytes: int) -> bool:
 
 
 class _FlowInTurns(FlowControl):
-    """Reading stops with each large piece of a body; it goes on in turns with others."""
+    """Reading and writing stop with each large piece of a body; they go on in turns with others."""
 
-    def __init__(self, transport: asyncio.Transport, turns: ReadingTurns) -> None:
+    def __init__(self, transport: asyncio.Transport, turns: BodyTurns) -> None:
         super().__init__(transport)
         self._turns = turns
         self._has_asked = False
         self._shall_read = False
+        self._is_full = False
+        """Whether the transport takes no more for now."""
+        self._awaits_turn = False
+        """Whether what is written next waits for a turn."""
 
     def pause_reading(self) -> None:
         self._shall_read = False
@@ -288,6 +295,28 @@ class _FlowInTurns(FlowControl):
         if self._shall_read:
             super().resume_reading()
 
+    def pause_writing(self) -> None:
+        self._is_full = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        if not self._awaits_turn:
+            super().resume_writing()
+
+    def has_written(self, num_bytes: int) -> None:
+        """Let the piece after a large one wait, if this iteration has had its share."""
+        if num_bytes < _LARGE_BYTES or self._awaits_turn or self._turns.take():
+            return
+        self._awaits_turn = True
+        super().pause_writing()
+        self._turns.ask(self._write_on)
+
+    def _write_on(self) -> None:
+        self._awaits_turn = False
+        if not self._is_full:
+            super().resume_writing()
+
 
 class _Corked:
     """What one answer is written to: its head goes out with the first piece of its body.
@@ -295,10 +324,11 @@ class _Corked:
     A system call less, and the client wakes up once.
     """
 
-    __slots__ = ("_head", "_is_open", "_transport")
+    __slots__ = ("_flow", "_head", "_is_open", "_transport")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, flow: _FlowInTurns) -> None:
         self._transport = transport
+        self._flow = flow
         self._head: bytes | None = None
         self._is_open = False
         """Whether the head was written."""
@@ -307,11 +337,13 @@ class _Corked:
         """Take the head, then the pieces of the body."""
         if self._is_open or data.startswith(_INTERIM):
             self._transport.write(data)
+            self._flow.has_written(len(data))
         elif self._head is None:
             self._head = data
         else:
             self._is_open = True
             self._transport.writelines((self._head, data))
+            self._flow.has_written(len(data))
 
     def is_closing(self) -> bool:
         """Whether the connection is being closed."""

@@ -17,7 +17,8 @@ from lazydecode.server.samples import Family, read_samples
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 _FAST: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1)
-_LAG_PERIOD_S: Final = 0.05
+_LAG_PERIOD_S: Final = 0.02
+"""A hundred samples in two seconds. A sample wakes an idle loop, which takes 0.1 ms of CPU."""
 
 
 class Metrics:
@@ -102,8 +103,6 @@ class Metrics:
             registry=registry,
         )
         self._gauges: dict[str, Gauge] = {}
-        self.last_lag_s = 0.0
-        """The latest sample of the event loop's lag."""
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float], **labels: str) -> None:
         """Add a gauge that is read when it is asked for."""
@@ -141,8 +140,7 @@ class Metrics:
         while True:
             due = time.perf_counter() + _LAG_PERIOD_S
             await asyncio.sleep(_LAG_PERIOD_S)
-            self.last_lag_s = max(0.0, time.perf_counter() - due)
-            self.loop_lag.observe(self.last_lag_s)
+            self.loop_lag.observe(max(0.0, time.perf_counter() - due))
 
     def read(self) -> list[Family]:
         """Return everything as plain values."""

@@ -68,6 +68,7 @@ async def read_body_as(
             max_bytes=limits.max_body_bytes,
             max_stall_s=limits.max_body_stall_s,
             executor=context.renderer.executor.quick,
+            turns=context.turns,
             hold=hold,
             finder=finder,
         )

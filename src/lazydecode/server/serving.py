@@ -20,7 +20,7 @@ from lazydecode.server.app import create_app
 from lazydecode.server.context import ServerContext
 from lazydecode.server.doorway import Doorway
 from lazydecode.server.early_proof import EarlyProof
-from lazydecode.server.http_protocol import ReadingTurns, UncopiedBodies
+from lazydecode.server.http_protocol import BodyTurns, UncopiedBodies
 from lazydecode.server.loading import load_context
 from lazydecode.server.membership import Member
 from lazydecode.server.stopping import StopSignals
@@ -76,7 +76,7 @@ async def serve(
             door,
             log_config=None,
             access_log=False,
-            http=partial(UncopiedBodies, turns=ReadingTurns()),  # type: ignore[arg-type]  # makes one
+            http=partial(UncopiedBodies, turns=BodyTurns()),  # type: ignore[arg-type]  # makes one
             ws="none",
             proxy_headers=False,  # nobody looks at a client's address
             loop="none",
