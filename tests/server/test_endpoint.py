@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -29,8 +28,7 @@ async def _whole(_: ServerContext, exchange: Exchange) -> None:
 
 async def _pieces(_: ServerContext, exchange: Exchange) -> None:
     pieces: Iterator[bytes] = iter([b"[1,", b"2]"])
-    with ThreadPoolExecutor(1) as pool:
-        await exchange.answer_pieces(pieces, 6 - 1, executor=pool)
+    await exchange.answer_pieces(pieces, 6 - 1)
 
 
 async def _events(_: ServerContext, exchange: Exchange) -> None:
@@ -182,14 +180,30 @@ async def test_the_end_of_the_server_goes_on_up_after_the_work_has_ended() -> No
     assert ended == ["work"]
 
 
-async def test_a_small_answer_is_one_message_and_needs_no_thread() -> None:
+async def test_a_small_answer_is_one_message() -> None:
     connection = _Connection()
     pieces: Iterator[bytes] = iter([b"[1,", b"2]"])
-    with ThreadPoolExecutor(1) as pool:
-        await connection.exchange().answer_pieces(pieces, 5, executor=pool)
-        assert not pool._threads
+    await connection.exchange().answer_pieces(pieces, 5)
     assert [message["type"] for message in connection.sent] == [
         "http.response.start",
         "http.response.body",
     ]
     assert connection.sent[1]["body"] == b"[1,2]"
+
+
+async def test_pieces_of_a_large_answer_are_made_when_the_one_before_was_sent() -> None:
+    connection = _Connection()
+    sizes = (200_000, 600_000, 7)
+    made: list[int] = []
+
+    def pieces() -> Iterator[bytes]:
+        for number, size in enumerate(sizes):
+            made.append(len(connection.sent))
+            yield bytes([number]) * size
+
+    await connection.exchange().answer_pieces(pieces(), sum(sizes))
+    bodies = [message["body"] for message in connection.sent[1:]]
+    assert b"".join(bodies) == b"".join(bytes([n]) * size for n, size in enumerate(sizes))
+    assert made == [1, 2, 5]  # messages before: the head, one piece, and three of the long one
+    assert max(map(len, bodies)) <= 256 * 1024
+    assert [message["more_body"] for message in connection.sent[1:]] == [True] * 5 + [False]

@@ -19,7 +19,8 @@ run mean something; absolute times do not, and neither does a comparison across 
 
 Goals for whole requests are stated in ms and hold for a quiet machine: *in quiet rounds* is the
 tenth percentile of the rounds, and the median stands beside it. Their floor is what receiving and
-identifying the request costs a server that does nothing else.
+identifying the request costs a server that does nothing else. *In quiet turns* is the same for
+rates: the ninetieth percentile of them.
 
 - **floor** is what cannot be avoided: one SHA-256 pass over the encoded bytes, one bare call of
   the decoder, one bare call of the model's processor.

@@ -34,7 +34,6 @@ async def _answer(
     await exchange.answer_pieces(
         body.pieces(),
         body.num_bytes,
-        executor=context.renderer.executor.quick,
         content_type=body.content_type,
         headers=headers,
     )
