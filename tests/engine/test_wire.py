@@ -20,6 +20,8 @@ from lazydecode.engine.wire import (
     dtype_name,
     encode_item,
     encode_metadata,
+    is_at_hand,
+    item_chunks,
     tensor_bytes,
     tensor_from_buffer,
 )
@@ -299,3 +301,36 @@ def test_bytes_of_a_contiguous_tensor_are_a_view() -> None:
     again = tensor_from_buffer("int32", [2, 2], bytearray(view))
     assert again.tolist() == [[9, 1], [2, 3]]
     assert dtype_name(torch.bfloat16) == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (torch.zeros(3, 4, dtype=torch.uint8), torch.float16, True),
+        (torch.zeros(3, 4), None, True),
+        (torch.zeros(3, 4), torch.float32, True),
+        (torch.zeros(3, 4), torch.float16, False),
+        (torch.zeros(3, 4).T, None, False),
+        ([torch.zeros(2), [3, torch.zeros(0)]], torch.float32, True),
+        ([torch.zeros(2), [torch.zeros(2, 2).T]], torch.float32, False),
+        (7, torch.float16, True),
+    ],
+)
+def test_what_is_at_hand_is_written_from_its_own_memory(
+    value: NestedTensors, dtype: torch.dtype | None, expected: bool
+) -> None:
+    whole = item(x=(value, BatchedField()), n=(torch.ones(1, dtype=torch.int64), BatchedField()))
+    assert is_at_hand(whole, dtype=dtype) is expected
+    chunks = item_chunks(whole, dtype=dtype)
+    addresses = {
+        np.frombuffer(chunk, np.uint8).ctypes.data
+        for chunk in chunks
+        if isinstance(chunk, memoryview) and len(chunk)
+    }
+
+    def tensors(value: NestedTensors) -> list[torch.Tensor]:
+        if isinstance(value, list):
+            return [tensor for part in value for tensor in tensors(part)]
+        return [value] if isinstance(value, torch.Tensor) and value.numel() else []
+
+    assert all(tensor.data_ptr() in addresses for tensor in tensors(value)) is expected

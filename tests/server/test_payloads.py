@@ -6,6 +6,7 @@ import base64
 from typing import Any
 
 import msgspec
+import pytest
 
 from lazydecode.engine.wire import decode_item
 from tests.builders import make_png, make_wav
@@ -55,6 +56,22 @@ def test_no_payload_has_the_grids_as_numbers(render_server: Server) -> None:
         ]
     t, h, w = unseen["mm_grids"]["image"][0]["image_grid_thw"]
     assert t * h * w == 4 * unseen["mm_placeholders"]["image"][0]["length"]
+
+
+def test_known_tensors_that_need_no_cast_are_answered_without_a_thread(
+    render_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = features(render_server, picture(331), payload="tensors")
+    quick = render_server.context.renderer.executor.quick
+    submit, jobs = quick.submit, list[str]()
+
+    def spy(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        jobs.append(fn.__qualname__)
+        return submit(fn, *args, **kwargs)
+
+    monkeypatch.setattr(quick, "submit", spy)
+    assert features(render_server, picture(331), payload="tensors") == before
+    assert [name for name in jobs if "render_answer" in name] == []
 
 
 def test_an_answer_in_message_pack(render_server: Server) -> None:

@@ -81,6 +81,11 @@ def item_chunks(
     return list(_item_chunks(item, dtype))
 
 
+def is_at_hand(item: MultiModalKwargsItem, *, dtype: torch.dtype | None = None) -> bool:
+    """Whether `item_chunks` makes nothing but views: no tensor is cast, copied or fetched."""
+    return all(_is_view(elem.data, dtype) for elem in item.values())
+
+
 def encode_metadata(
     item: MultiModalKwargsItem, *, dtype: torch.dtype | None = None
 ) -> bytes | None:
@@ -179,6 +184,15 @@ def _nested_chunks(value: NestedTensors, dtype: torch.dtype | None) -> Iterator[
             yield from _nested_chunks(part, dtype)
     else:
         yield _encoder.encode(value)
+
+
+def _is_view(value: NestedTensors, dtype: torch.dtype | None) -> bool:
+    if isinstance(value, list):
+        return all(_is_view(part, dtype) for part in value)
+    if not isinstance(value, torch.Tensor):
+        return True
+    is_cast = dtype is not None and value.is_floating_point() and value.dtype != dtype
+    return not is_cast and value.is_cpu and value.is_contiguous()
 
 
 def _field_form(elem: MultiModalFieldElem) -> list[Any]:

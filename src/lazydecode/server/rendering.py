@@ -6,6 +6,10 @@ import asyncio
 import os
 from typing import Final
 
+import torch
+
+from lazydecode.engine.wire import is_at_hand
+from lazydecode.inputs import MultiModalInput
 from lazydecode.renderers.hold import EncodedHold
 from lazydecode.renderers.timeline import Timeline
 from lazydecode.server.body import ReadBody, parse_body
@@ -64,13 +68,21 @@ async def render_answer(
             packed=packed,
         )
 
-    has_tensors = with_payload and bool(prompt["mm_kwargs"])
     num_items = sum(map(len, prompt["mm_hashes"].values()))
     is_short = num_items <= _INLINE_ITEMS and len(prompt["prompt_token_ids"]) <= _INLINE_TOKENS
-    if is_short and not has_tensors:
+    if is_short and (not with_payload or _are_at_hand(prompt, context.dtype)):
         return build()
     # Casting tensors takes milliseconds per MB: not on the event loop.
     return await asyncio.get_running_loop().run_in_executor(renderer.executor.quick, build)
+
+
+def _are_at_hand(prompt: MultiModalInput, dtype: torch.dtype) -> bool:
+    """Whether no tensor has to be cast or copied before it is written."""
+    return all(
+        item is None or is_at_hand(item, dtype=dtype)
+        for items in prompt["mm_kwargs"].values()
+        for item in items
+    )
 
 
 async def render_offline(
