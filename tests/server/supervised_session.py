@@ -53,8 +53,10 @@ def ask_twice(control: socket.socket) -> dict[int, float]:
 def answer_twice(control: socket.socket) -> None:
     asked: list[int] = []
     for message in hear(control):
-        if isinstance(message, Group):
-            asked.clear()  # what it was asked for the one that died
+        if isinstance(message, Group) and not message.is_complete:
+            # What it was asked for the one that died. That all serve again may be said between
+            # the successor's two questions.
+            asked.clear()
         elif isinstance(message, Ask):
             asked.append(message.number)
         if len(asked) == 2:
