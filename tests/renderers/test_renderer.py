@@ -203,11 +203,22 @@ async def test_no_memory_in_time_is_a_retryable_503(
         assert nothing_is_held(renderer)
 
 
-async def test_an_item_that_can_never_fit_is_a_422(open_renderer: OpenRenderer) -> None:
-    async with open_renderer(max_decoded_mb=0.001) as renderer:
-        with pytest.raises(MediaTooLargeError):
-            await render(renderer, unique(), text())
-        assert nothing_is_held(renderer)
+async def test_an_item_that_can_never_fit_is_a_422_that_names_it(
+    open_renderer: OpenRenderer,
+) -> None:
+    small = unique()
+    large = unique((600, 600))
+    async with open_renderer(max_decoded_mb=1.0) as renderer:
+        for parts, index in (((large,), 0), ((small, large, small), 1)):
+            with pytest.raises(MediaTooLargeError) as caught:
+                await render(renderer, *parts, text())
+            assert (caught.value.status, caught.value.modality, caught.value.index) == (
+                422,
+                "image",
+                index,
+            )
+            assert nothing_is_held(renderer)
+        await render(renderer, small, text())
 
 
 async def test_a_request_that_takes_too_long_is_given_up_and_drains_by_itself(

@@ -52,6 +52,7 @@ class ServerContext:
     workers: WorkerPool | None = None
     """Processes that decode and process items; None: threads do."""
     turns: RequestTurns = field(default_factory=RequestTurns, init=False)
+    """Which requests go on in an iteration of the event loop."""
     _clearing: set[asyncio.Task[ClearedCaches]] = field(default_factory=set, init=False)
 
     @property
