@@ -156,6 +156,28 @@ def test_after_the_grace_what_runs_is_cancelled(
 
 
 @pytest.mark.slow
+def test_a_client_that_does_not_read_its_answer_holds_up_no_end(
+    tiny_model: Callable[..., Path],
+) -> None:
+    picture = image(data_url(make_jpeg((2000, 2000))))  # more tensors than buffers of sockets hold
+    body = json.dumps(request(picture, text("x"))).encode()
+    head = b"POST /v1/chat/completions/render HTTP/1.1\r\nhost: here\r\ncontent-length: %d\r\n\r\n"
+    model = tiny_model("qwen2_5_vl", weights=False)
+    with render_server(model, "--shutdown-grace", "0.5") as (server, url):
+        host, port = url.removeprefix("http://").split(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(3):
+                client = stack.enter_context(socket.create_connection((host, int(port))))
+                client.sendall(head % len(body) + body)
+                assert client.recv(15) == b"HTTP/1.1 200 OK"
+            begin = time.monotonic()
+            assert server.end(signal.SIGTERM) == 0
+            assert time.monotonic() - begin < 15  # when the process would end itself, with 1
+        assert "Traceback" not in server.output
+        assert "does not end" not in server.output
+
+
+@pytest.mark.slow
 def test_a_second_signal_ends_it_at_once(
     tiny_model: Callable[..., Path], shared_origin: Origin
 ) -> None:

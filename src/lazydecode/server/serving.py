@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _KEEPALIVE_S: Final = 30
 _BACKLOG: Final = 2048
+_LAST_WORDS_S: Final = 1.0
+"""How long requests that were cancelled at the end have for their answers."""
 
 
 async def serve(
@@ -145,8 +147,13 @@ async def _finish(server: uvicorn.Server, answering: asyncio.Task[None]) -> None
     """Take no more requests, and return when those that run have ended, or were cancelled."""
     server.should_exit = True
     await answering
-    if tasks := server.server_state.tasks:
-        await asyncio.wait(tasks)
+    if not server.server_state.tasks:
+        return
+    _, left = await asyncio.wait(server.server_state.tasks, timeout=_LAST_WORDS_S)
+    if left:  # their clients do not read, and what is written waits for them
+        for connection in list(server.server_state.connections):
+            connection.transport.abort()
+        await asyncio.wait(left)
 
 
 async def _until_stopped(stop: StopSignals, load: Callable[[], _T]) -> _T:
