@@ -31,7 +31,7 @@ _T = TypeVar("_T")
 _KEEPALIVE_S: Final = 30
 _BACKLOG: Final = 2048
 _LAST_WORDS_S: Final = 1.0
-"""How long requests that were cancelled at the end have for their answers."""
+"""How long clients of requests that were cancelled at the end have to read what is written."""
 
 
 async def serve(
@@ -150,9 +150,10 @@ async def _finish(server: uvicorn.Server, answering: asyncio.Task[None]) -> None
     if not server.server_state.tasks:
         return
     _, left = await asyncio.wait(server.server_state.tasks, timeout=_LAST_WORDS_S)
-    if left:  # their clients do not read, and what is written waits for them
+    if left:
         for connection in list(server.server_state.connections):
-            connection.transport.abort()
+            if isinstance(connection, UncopiedBodies) and connection.flow.write_paused:
+                connection.transport.abort()  # who does not read would be waited for
         await asyncio.wait(left)
 
 
