@@ -394,8 +394,10 @@ class Settings(BaseSettings):
             max_body_bytes=int(self.max_request_body_mb * MIB),
             max_body_stall_s=self.max_request_body_stall,
             max_prompt_chars=self.max_prompt_chars,
-            max_encoded_bytes_per_request=int(self.max_encoded_mb_per_request * MIB),
             # What can never be held is refused as one request's, which names the item.
+            max_encoded_bytes_per_request=int(
+                min(self.max_encoded_mb_per_request, self.max_encoded_mb) * MIB
+            ),
             max_decoded_bytes_per_request=int(
                 min(self.max_decoded_mb_per_request, self.max_decoded_mb) * MIB
             ),

@@ -221,6 +221,19 @@ async def test_an_item_that_can_never_fit_is_a_422_that_names_it(
         await render(renderer, small, text())
 
 
+async def test_a_payload_that_can_never_fit_is_a_422_that_names_it(
+    open_renderer: OpenRenderer,
+) -> None:
+    large = image(data_url(make_jpeg() + os.urandom(100_000)))
+    async with open_renderer(max_encoded_mb=0.05) as renderer:
+        for parts, index in (((large,), 0), ((unique(), large), 1)):
+            with pytest.raises(MediaTooLargeError) as caught:
+                await render(renderer, *parts, text())
+            assert (caught.value.modality, caught.value.index) == ("image", index)
+            assert nothing_is_held(renderer)
+        await render(renderer, unique(), text())
+
+
 async def test_a_request_that_takes_too_long_is_given_up_and_drains_by_itself(
     open_renderer: OpenRenderer, decodes: GatedDecodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
